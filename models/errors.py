@@ -1,0 +1,13 @@
+"""The base of every error that `models` raises on purpose: its message is one sentence for a person.
+
+ModelError
+    StoreError              models/store.py
+        UnknownModel            no such model, or no such version of it
+        CorruptModel            a manifest that cannot be used
+    CheckpointError         models/checkpoint.py: a weights file that cannot be used
+    UnknownArchitecture     models/catalog.py
+"""
+
+
+class ModelError(Exception):
+    """What was wrong, what was found and what was expected, in one sentence."""

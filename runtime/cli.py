@@ -1,0 +1,194 @@
+"""The `cicada` command: which commands there are. Their work is done by modules imported when they run.
+
+Nothing heavy is imported here: `cicada --help` and `cicada serve` never load torch.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from models.errors import ModelError
+
+app = typer.Typer(
+    help="Serve image classification from containers that keep no model in memory.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Weights = Annotated[
+    Path | None,
+    typer.Option("--weights", metavar="DIR", help="The weight store [env: CICADA_WEIGHTS]."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+DEFAULT_PRETRAINED: Final = "DEFAULT"
+
+
+class OptionalWeightsCommand(TyperCommand):
+    """A command whose `--pretrained` may stand alone.
+
+    typer has no options with an optional value. torchvision's weights are named in capitals and
+    models never are, so the word after `--pretrained` tells by itself whether it is the value.
+    """
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        return super().parse_args(ctx, list(_with_default_weights(args)))
+
+
+def _with_default_weights(arguments: list[str]) -> Iterator[str]:
+    following = [*arguments[1:], ""]
+    for argument, after in zip(arguments, following, strict=True):
+        yield argument
+        if argument == "--pretrained" and re.fullmatch(r"[A-Z][A-Z0-9_]*", after) is None:
+            yield DEFAULT_PRETRAINED
+
+
+@contextmanager
+def _errors_as_one_sentence() -> Iterator[None]:
+    try:
+        yield
+    except ModelError as error:
+        _fail(str(error))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}")
+
+
+def _fail(sentence: str) -> None:
+    typer.echo(f"cicada: {sentence}", err=True)
+    raise typer.Exit(1)
+
+
+def _store_folder(weights: Path | None) -> Path:
+    if weights is not None:
+        return weights
+    from runtime.settings import Settings
+
+    return Settings().weights
+
+
+@app.command(cls=OptionalWeightsCommand)
+def prepare(
+    name: Annotated[str, typer.Argument(help="The model's name in the store.")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take the weights from a state dict, .pth or safetensors."),
+    ] = None,
+    random: Annotated[
+        int | None,
+        typer.Option(metavar="SEED", help="Make random weights: for timings, not for labels."),
+    ] = None,
+    pretrained: Annotated[
+        str | None,
+        typer.Option(metavar="[WEIGHTS]", help="Download torchvision's weights, by default its best."),
+    ] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option(metavar="ARCH", help="The torchvision model, if NAME is not its name."),
+    ] = None,
+    granularity: Annotated[
+        Literal["stage", "block"], typer.Option(help="How finely the model is cut into layers.")
+    ] = "block",
+    weight_format: Annotated[
+        Literal["safetensors", "pth"], typer.Option("--format", help="Format of the weight files.")
+    ] = "safetensors",
+    key: Annotated[
+        str | None,
+        typer.Option(help="Where in the checkpoint the state dict lies, if there are several."),
+    ] = None,
+    weights: Weights = None,
+) -> None:
+    """Put a model into the weight store, from exactly one of a checkpoint, a seed or torchvision."""
+    sources = {"--checkpoint": checkpoint, "--random": random, "--pretrained": pretrained}
+    given = [option for option, value in sources.items() if value is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise typer.BadParameter(f"expected exactly one of {', '.join(sources)}, found {found}")
+    if key is not None and checkpoint is None:
+        raise typer.BadParameter("--key belongs to --checkpoint")
+    from runtime import preparation
+
+    with _errors_as_one_sentence():
+        preparation.prepare(
+            _store_folder(weights),
+            name,
+            architecture=architecture or name,
+            checkpoint=checkpoint,
+            key=key,
+            random=random,
+            pretrained=pretrained,
+            granularity=granularity,
+            weight_format=weight_format,
+        )
+
+
+@app.command()
+def inspect(
+    name: Annotated[str | None, typer.Argument(help="One model; without it, all.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every file's size and hash; exit 1 on a finding.")
+    ] = False,
+    as_json: AsJson = False,
+    weights: Weights = None,
+) -> None:
+    """Show the models in the weight store, or one model's layers and files."""
+    from runtime import inspection
+
+    with _errors_as_one_sentence():
+        sound = inspection.inspect(
+            _store_folder(weights), name, verify=verify, as_json=as_json
+        )
+    if not sound:
+        raise typer.Exit(1)
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="The model's name in the store.")],
+    weights: Weights = None,
+) -> None:
+    """Remove a model and all its versions from the weight store."""
+    from runtime import inspection
+
+    with _errors_as_one_sentence():
+        inspection.remove(_store_folder(weights), name)
+
+
+@app.command()
+def serve(weights: Weights = None) -> None:
+    """Serve the models over HTTP; settings come from the environment (CICADA_*, HOST, PORT)."""
+    from runtime.server import serve as run
+    from runtime.settings import Settings
+
+    settings = Settings() if weights is None else Settings(weights=weights)
+    run(settings)
+
+
+@app.command()
+def invoke(
+    image: Annotated[Path, typer.Argument(help="An image file.")],
+    model: Annotated[str | None, typer.Option(help="By default the service's.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="By default the service's.")] = None,
+    url: Annotated[str | None, typer.Option(help="The service [http://127.0.0.1:PORT].")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many labels.")] = 5,
+) -> None:
+    """Send an image to a running service; print its labels and where the time went."""
+    from runtime.invocation import invoke as run
+
+    run(image, model=model, strategy=strategy, url=url, top=top)
+
+
+def main() -> None:
+    app(prog_name="cicada")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
