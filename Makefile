@@ -1,0 +1,56 @@
+VENV := .venv
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PORT ?= 8080
+PHOTO := docs/photo/grace_hopper.jpg
+PIP := $(VENV)/bin/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+CICADA := $(VENV)/bin/cicada
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test lint format types fix clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+run: $(VENV)/.installed ## set up, prepare resnet50 once, serve on PORT (8080)
+	@$(CICADA) inspect resnet50 >/dev/null 2>&1 \
+	|| $(CICADA) prepare resnet50 --pretrained \
+	|| { echo "No pretrained weights: preparing resnet50 with random ones. Its labels mean nothing; its timings do." \
+	  && $(CICADA) prepare resnet50 --random 0; }
+	@echo "Try: curl -i --data-binary @$(PHOTO) localhost:$(PORT)/predictions/resnet50"
+	@exec $(CICADA) serve
+
+test: $(VENV)/.installed-dev ## the whole suite; ARGS="-m 'not matrix'" leaves out the long part
+	@$(VENV)/bin/pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff's rules
+	@$(VENV)/bin/ruff check
+
+format: $(VENV)/.installed-dev ## ruff's formatter, check only
+	@$(VENV)/bin/ruff format --check
+
+types: $(VENV)/.installed-dev ## mypy, strict
+	@$(VENV)/bin/mypy
+
+fix: $(VENV)/.installed-dev ## format, and repair what ruff can
+	@$(VENV)/bin/ruff check --fix
+	@$(VENV)/bin/ruff format
+
+clean: ## remove the environment and the tools' caches; prepared weights stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 with its venv module is needed: apt-get install python3 python3-venv (or: make PYTHON=/path/to/python3.11)" >&2; \
+	  exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "Installing into $(VENV) (torch is large: one to ten minutes the first time)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "Installing into $(VENV) with the tools for development (torch is large: one to ten minutes the first time)"
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.installed $@
