@@ -1,0 +1,39 @@
+"""What every test may ask for."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _settings_are_the_tests_own() -> Iterator[None]:
+    """The service reads the environment: a developer's own settings must not reach the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("CICADA_") or name in {"HOST", "PORT"}:
+                patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def photo() -> Path:
+    """A real photo: JPEG, 512 x 600, RGB (docs/photo/PROVENANCE.md)."""
+    return REPOSITORY / "docs" / "photo" / "grace_hopper.jpg"
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
