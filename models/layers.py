@@ -1,0 +1,129 @@
+"""Layer and Architecture: a network as a chain of layers, each built, loaded and run as a whole."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models.blueprint import Blueprint, Slot, Structure
+
+Run = Callable[[nn.Module, Tensor], Tensor]
+Initializer = Callable[[nn.Module], None]
+
+
+def call(root: nn.Module, value: Tensor) -> Tensor:
+    output: Tensor = root(value)
+    return output
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A parameter or persistent buffer of a layer, under its key in torchvision's state dict."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parameter: bool
+
+
+class Layer:
+    """One step of a model's chain. It holds structure only, no weights.
+
+    name: its place in torchvision's model, `layer3.4`, `relu`, `class_token`.
+    root: the layer's module tree, as the model's constructor made it.
+    prefix: what precedes the tree's own names in torchvision's state dict, `layer3.4.`.
+    run: how the tree turns the preceding layer's output into its own.
+    initialize: torchvision's own initialization of these modules, after their constructors'.
+    """
+
+    __slots__ = ("_blueprint", "_initialize", "_run", "name", "parameter_slots", "slots", "tensors")
+
+    def __init__(
+        self, name: str, root: nn.Module, prefix: str, *, run: Run = call, initialize: Initializer
+    ) -> None:
+        self.name = name
+        self._blueprint = Blueprint(root)
+        self._run = run
+        self._initialize = initialize
+        persistent = [slot for slot in self._blueprint.slots if slot.persistent]
+        self.slots: tuple[tuple[str, Slot], ...] = tuple((prefix + slot.name, slot) for slot in persistent)
+        self.parameter_slots = tuple(slot for slot in persistent if slot.parameter)
+        self.tensors: tuple[TensorPlace, ...] = tuple(
+            TensorPlace(key, slot.shape, slot.dtype, slot.parameter) for key, slot in self.slots
+        )
+
+    def build(self) -> "BuiltLayer":
+        """The layer's structure, its parameters and persistent buffers absent."""
+        return BuiltLayer(self, self._blueprint.build(), self._run, self._initialize)
+
+
+class BuiltLayer:
+    """A layer of one request, from its construction until the request's end."""
+
+    __slots__ = ("_initialize", "_run", "_structure", "layer")
+
+    def __init__(self, layer: Layer, structure: Structure, run: Run, initialize: Initializer) -> None:
+        self.layer = layer
+        self._structure = structure
+        self._run = run
+        self._initialize = initialize
+
+    def put(self, slot: Slot, tensor: Tensor) -> None:
+        self._structure.put(slot, tensor)
+
+    def parameter_bytes(self) -> int:
+        """Bytes of memory that the parameters (not the buffers) have at this moment."""
+        held = {}
+        for slot in self.layer.parameter_slots:
+            tensor = self._structure.at(slot)
+            if tensor is not None:
+                storage = tensor.untyped_storage()
+                held[storage.data_ptr()] = storage.nbytes()
+        return sum(held.values())
+
+    def allocate(self) -> None:
+        """Gives every parameter and buffer memory of its full shape and precision."""
+        for _, slot in self.layer.slots:
+            self.put(slot, torch.empty(slot.shape, dtype=slot.dtype))
+
+    def initialize(self) -> None:
+        """Runs each module's own reset, then torchvision's initialization of this layer."""
+        for module in reversed(list(self._structure.root.modules())):
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if reset is not None:
+                reset()
+        self._initialize(self._structure.root)
+
+    def bind(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts the tensors, by key, in the parameters' and buffers' places; nothing is copied."""
+        for key, slot in self.layer.slots:
+            self._structure.put(slot, tensors[key])
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies the tensors, by key, into the memory that the parameters and buffers have."""
+        for key, slot in self.layer.slots:
+            target = self._structure.at(slot)
+            if target is None:
+                raise RuntimeError(f"{key} has no memory to copy into")
+            target.copy_(tensors[key])
+
+    def execute(self, value: Tensor) -> Tensor:
+        return self._run(self._structure.root, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A network by name, as a chain whose output equals torchvision's `eval()` forward bit for bit."""
+
+    name: str
+    granularity: str
+    classes: int
+    image_size: int
+    """Side in pixels of the square input for which it was built."""
+    layers: tuple[Layer, ...]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """All keys of torchvision's state dict."""
+        return frozenset(place.key for layer in self.layers for place in layer.tensors)
