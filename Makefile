@@ -40,10 +40,10 @@ clean: ## remove the environment and the tools' caches; prepared weights stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/pip:
-	@$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	@"$(PYTHON)" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 with its venv module is needed: apt-get install python3 python3-venv (or: make PYTHON=/path/to/python3.11)" >&2; \
 	  exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+	@"$(PYTHON)" -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "Installing into $(VENV) (torch is large: one to ten minutes the first time)"
