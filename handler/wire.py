@@ -43,7 +43,9 @@ def _decode(encoded: bytes | bytearray) -> Header:
     return header
 
 
-def send(connection: socket.socket, header: Header, body: bytes | bytearray | memoryview = b"") -> None:
+def send(
+    connection: socket.socket, header: Header, body: bytes | bytearray | memoryview = b""
+) -> None:
     """Sends one frame on a blocking socket; raises OSError when the other side has gone."""
     view = memoryview(body).cast("B")
     connection.sendall(_encode(header, view.nbytes))

@@ -52,7 +52,7 @@ class _StructureOnly(TorchFunctionMode):
         types: tuple[type, ...],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the intercepted function returns
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.empty:
             return func(*args, **{**kwargs, "device": "meta"})
@@ -136,7 +136,16 @@ class Blueprint:
 
 
 class _Node:
-    __slots__ = ("_attributes", "_buffers", "_class", "_kept", "_mutable", "_parameters", "attribute", "parent")
+    __slots__ = (
+        "_attributes",
+        "_buffers",
+        "_class",
+        "_kept",
+        "_mutable",
+        "_parameters",
+        "attribute",
+        "parent",
+    )
 
     def __init__(self, module: nn.Module, parent: int | None, attribute: str) -> None:
         self.parent = parent

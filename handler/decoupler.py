@@ -1,0 +1,153 @@
+"""WeightDecoupler (paper, section III-D): asynchronous retrieval that can be held at every chunk."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from handler.scheduler import Decision, Durations, PriorityAwareScheduler
+from handler.timeline import Suspension, Timeline, now_ns
+from handler.unit import Task, UnitThread
+
+
+class Retrieval(Protocol):
+    """One layer's weight file on its way into memory."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    def step(self) -> bool:
+        """Brings the next chunk in; True when more are to come. Releases the GIL while it waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Whom a flight tells; both may be called from any retrieval thread."""
+
+    retrieved: Callable[[int], None]
+    failed: Callable[[BaseException], None]
+
+
+class Flight:
+    """The retrievals of one request: issued in the layers' order, several at a time.
+
+    ahead_bytes: how much may be retrieved and not yet executed; None for no bound. The lowest layer
+    that is not executed is always let through, so that the bound cannot stop the request.
+    """
+
+    def __init__(
+        self,
+        retrievals: Mapping[int, Retrieval],
+        durations: Durations,
+        timeline: Timeline,
+        listener: Listener,
+        ahead_bytes: int | None,
+    ) -> None:
+        self._retrievals = retrievals
+        self._durations = durations
+        self._timeline = timeline
+        self._listener = listener
+        self._ahead_bytes = ahead_bytes
+        self._waiting = deque(sorted(retrievals))
+        self._ahead = 0
+        self._stopped = False
+        self._held: set[int] = set()
+        self._changed = threading.Condition()
+        self._scheduler = PriorityAwareScheduler(retrievals, durations, now_ns)
+
+    def applied(self, layer: int) -> None:
+        """The layer's A has run: another layer is needed now."""
+        with self._changed:
+            self._decide(self._scheduler.applied(layer))
+
+    def executed(self, layer: int) -> None:
+        """The layer's weights are no longer needed."""
+        if self._ahead_bytes is None or layer not in self._retrievals:
+            return
+        with self._changed:
+            self._ahead -= self._retrievals[layer].bytes
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ends every retrieval at its next chunk; those that were not started never start."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def work(self) -> None:
+        """Retrieves layer after layer until none is left; runs on every retrieval thread."""
+        try:
+            while (layer := self._take()) is not None:
+                if self._retrieve(layer):
+                    self._listener.retrieved(layer)
+        except BaseException as error:  # noqa: BLE001 - the unit boundary: it reaches the caller
+            self._listener.failed(error)
+
+    def _take(self) -> int | None:
+        with self._changed:
+            while not self._stopped and self._waiting:
+                size = self._retrievals[self._waiting[0]].bytes
+                if (
+                    self._ahead_bytes is None
+                    or not self._ahead
+                    or self._ahead + size <= self._ahead_bytes
+                ):
+                    layer = self._waiting.popleft()
+                    self._ahead += size
+                    self._decide(self._scheduler.issued(layer))
+                    return layer
+                self._changed.wait()
+            return None
+
+    def _retrieve(self, layer: int) -> bool:
+        retrieval = self._retrievals[layer]
+        start = now_ns()
+        held = 0
+        while retrieval.step():
+            if self._stopped:
+                return False
+            held += self._pause(layer)
+        end = now_ns()
+        self._timeline.record(layer, "retrieve", start, end)
+        with self._changed:
+            self._durations.retrieved(layer, end - start - held)
+            self._decide(self._scheduler.finished(layer))
+        return True
+
+    def _pause(self, layer: int) -> int:
+        """At a chunk's end: waits while the scheduler holds this layer back; nanoseconds held."""
+        with self._changed:
+            self._decide(self._scheduler.review())
+            if layer not in self._held:
+                return 0
+            start = now_ns()
+            while layer in self._held and not self._stopped:
+                self._changed.wait()
+            end = now_ns()
+        self._timeline.suspensions.append(Suspension(layer, start, end))
+        return end - start
+
+    def _decide(self, decision: Decision) -> None:
+        self._held.update(decision.suspend)
+        if decision.resume:
+            self._held.difference_update(decision.resume)
+            self._changed.notify_all()
+
+
+class WeightDecoupler:
+    """The retrieval threads; they live as long as the handler.
+
+    threads: how many files are retrieved at once.
+    """
+
+    def __init__(self, threads: int, *, on_start: Callable[[], None]) -> None:
+        self._threads = [UnitThread(f"retrieve-{n}", on_start=on_start) for n in range(threads)]
+
+    def begin(self, flight: Flight) -> list[Task]:
+        """Starts a flight on every thread; each task ends when its thread has left the flight."""
+        return [thread.submit(flight.work) for thread in self._threads]
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.close()

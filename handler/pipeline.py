@@ -1,0 +1,262 @@
+"""The three units of a request and how they meet: construct (L), retrieve (W), apply (A), execute (E)."""
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Final, Protocol
+
+import torch
+
+from handler.decoupler import Flight, Listener, Retrieval, WeightDecoupler
+from handler.openmp import stay_single_threaded
+from handler.scheduler import Durations
+from handler.strategies import Strategy
+from handler.timeline import Timeline, now_ns
+from handler.unit import Task, UnitThread
+
+
+class Step(Protocol):
+    """A layer of one request, as the units see it."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether it has a weight file; without one there is no W and no A."""
+
+    def construct(self) -> None: ...
+
+    def initialize(self) -> None: ...
+
+    def held_bytes(self) -> int:
+        """Bytes of memory that its parameters have."""
+
+    def retrieval(self) -> Retrieval:
+        """Its weight file, not yet in memory."""
+
+    def apply(self, retrieval: Any) -> None: ...
+
+    def execute(self, value: Any) -> Any: ...
+
+
+class Cancelled(Exception):
+    """The caller has gone."""
+
+
+class _Stopped(Exception):
+    """Another unit has failed; its error is what the caller gets."""
+
+
+_STOP: Final = -1
+
+
+class Pipeline:
+    """The layer, weight and retrieval threads of a handler; the compute unit is its caller's thread.
+
+    retrievals: how many weight files are retrieved at once.
+    ahead_bytes: how far retrieval may run ahead of execution; None for no bound.
+    """
+
+    def __init__(self, *, retrievals: int, ahead_bytes: int | None = None) -> None:
+        self._layer = UnitThread("layer", on_start=stay_single_threaded)
+        self._weight = UnitThread("weight", on_start=stay_single_threaded)
+        self._decoupler = WeightDecoupler(retrievals, on_start=stay_single_threaded)
+        self._ahead_bytes = ahead_bytes
+
+    def begin(
+        self, steps: Sequence[Step], strategy: Strategy, durations: Durations, timeline: Timeline
+    ) -> "Run":
+        """Starts construction and retrieval at once, where the strategy's units run side by side."""
+        run = Run(steps, strategy, durations, timeline)
+        if strategy.decoupled:
+            flight = run.depart(self._ahead_bytes)
+            run.tasks.extend(self._decoupler.begin(flight))
+        if strategy.pipelined:
+            run.tasks.append(self._layer.submit(run.construct_all))
+            run.tasks.append(self._weight.submit(run.apply_all))
+        return run
+
+    def close(self) -> None:
+        self._layer.close()
+        self._weight.close()
+        self._decoupler.close()
+
+
+class Run:
+    """One request's way through the units.
+
+    An error in any unit stops the others at their next layer or chunk and is raised once, by `execute`.
+    """
+
+    def __init__(
+        self, steps: Sequence[Step], strategy: Strategy, durations: Durations, timeline: Timeline
+    ) -> None:
+        self.tasks: list[Task] = []
+        self._steps = steps
+        self._strategy = strategy
+        self._durations = durations
+        self._timeline = timeline
+        self._retrievals: dict[int, Retrieval] = {}
+        self._flight: Flight | None = None
+        self._to_apply: SimpleQueue[int] = SimpleQueue()
+        self._to_execute: SimpleQueue[int] = SimpleQueue()
+        self._failing = threading.Lock()
+        self._error: BaseException | None = None
+
+    def depart(self, ahead_bytes: int | None) -> Flight:
+        """Opens every layer's retrieval; they start when a retrieval thread works on the flight."""
+        self._retrievals = {
+            index: step.retrieval() for index, step in enumerate(self._steps) if step.weighted
+        }
+        listener = Listener(self._to_apply.put, self.fail)
+        self._flight = Flight(
+            self._retrievals, self._durations, self._timeline, listener, ahead_bytes
+        )
+        return self._flight
+
+    def cancel(self) -> None:
+        """Stops every unit at its next layer; `execute` raises Cancelled. Any thread may call it."""
+        self.fail(Cancelled())
+
+    def fail(self, error: BaseException) -> None:
+        """Stops every unit because of an error; of several the first counts."""
+        with self._failing:
+            if self._error is not None:
+                return
+            self._error = error
+        self._to_apply.put(_STOP)
+        self._to_execute.put(_STOP)
+        if self._flight is not None:
+            self._flight.stop()
+
+    def execute(self, value: Any) -> Any:
+        """The compute unit: runs the layers on the input, each as soon as its weights are applied."""
+        try:
+            if not self._strategy.pipelined:
+                self._load_in_turn()
+            return self._execute_all(value)
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001 - the unit boundary: it is raised below
+            self.fail(error)
+        if self._error is None:
+            raise RuntimeError("a unit stopped without an error")
+        raise self._error
+
+    def leave(self) -> None:
+        """Waits until every unit has left the run, then lets go of layers, mappings and errors."""
+        if self._flight is not None:
+            self._flight.stop()
+        for task in self.tasks:
+            task.join()
+        self._steps = ()
+        self._retrievals.clear()
+        self._flight = None
+        self._error = None
+
+    def construct_all(self) -> None:
+        """The layer unit."""
+        self._unit(self._construct_layers)
+
+    def apply_all(self) -> None:
+        """The weight unit."""
+        self._unit(
+            self._apply_as_they_come if self._strategy.decoupled else self._retrieve_and_apply
+        )
+
+    def _unit(self, work: Callable[[], None]) -> None:
+        try:
+            with torch.inference_mode():
+                work()
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001 - the unit boundary: it reaches the caller
+            self.fail(error)
+
+    def _construct_layers(self) -> None:
+        for index in range(len(self._steps)):
+            self._construct(index)
+            self._to_apply.put(index)
+
+    def _apply_as_they_come(self) -> None:
+        """A of a layer when its L and W, which arrive here in any order, are both done."""
+        half_ready: set[int] = set()
+        for _ in range(len(self._steps) + len(self._retrievals)):
+            index = self._next(self._to_apply)
+            if self._steps[index].weighted and index not in half_ready:
+                half_ready.add(index)
+                continue
+            self._apply(index)
+            self._to_execute.put(index)
+
+    def _retrieve_and_apply(self) -> None:
+        for _ in range(len(self._steps)):
+            index = self._next(self._to_apply)
+            self._retrieve(index)
+            self._apply(index)
+            self._to_execute.put(index)
+
+    def _load_in_turn(self) -> None:
+        for stage in (self._construct, self._retrieve, self._apply):
+            for index in range(len(self._steps)):
+                stage(index)
+        for index in range(len(self._steps)):
+            self._to_execute.put(index)
+
+    def _execute_all(self, value: Any) -> Any:
+        ready: set[int] = set()
+        for index, step in enumerate(self._steps):
+            while index not in ready:
+                ready.add(self._next(self._to_execute))
+            self._check()
+            start = now_ns()
+            value = step.execute(value)
+            self._timeline.record(index, "execute", start, now_ns())
+            if self._flight is not None:
+                self._flight.executed(index)
+        return value
+
+    def _construct(self, index: int) -> None:
+        self._check()
+        step = self._steps[index]
+        start = now_ns()
+        step.construct()
+        end = now_ns()
+        self._timeline.record(index, "construct", start, end)
+        if self._strategy.initialize:
+            step.initialize()
+            initialized = now_ns()
+            self._timeline.record(index, "initialize", end, initialized)
+            end = initialized
+        self._durations.constructed(index, end - start)
+        self._timeline.placeholder_bytes += step.held_bytes()
+
+    def _retrieve(self, index: int) -> None:
+        self._check()
+        if not self._steps[index].weighted:
+            return
+        start = now_ns()
+        retrieval = self._retrievals[index] = self._steps[index].retrieval()
+        while retrieval.step():
+            self._check()
+        end = now_ns()
+        self._timeline.record(index, "retrieve", start, end)
+        self._durations.retrieved(index, end - start)
+
+    def _apply(self, index: int) -> None:
+        self._check()
+        if not self._steps[index].weighted:
+            return
+        start = now_ns()
+        self._steps[index].apply(self._retrievals[index])
+        self._timeline.record(index, "apply", start, now_ns())
+        if self._flight is not None:
+            self._flight.applied(index)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise _Stopped
+
+    def _next(self, queue: SimpleQueue[int]) -> int:
+        index = queue.get()
+        if index == _STOP:
+            raise _Stopped
+        return index

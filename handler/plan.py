@@ -1,0 +1,118 @@
+"""What of a model's version is kept between requests: structure and places of weights, no weights."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from handler.errors import ModelFault
+from handler.retrieval import TensorView, contiguous_strides
+from models import catalog
+from models.layers import Architecture, Layer
+from models.manifest import DataType, LayerEntry, Manifest
+from models.store import PreparedModel
+
+_DTYPES: Final[dict[DataType, torch.dtype]] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLayer:
+    layer: Layer
+    entry: LayerEntry
+    views: tuple[TensorView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a version's files become its architecture's layers."""
+
+    layers: tuple[PlannedLayer, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [planned.layer.name for planned in self.layers]
+
+    @property
+    def layer_bytes(self) -> list[int]:
+        return [planned.entry.bytes for planned in self.layers]
+
+
+class Plans:
+    """The plans of the versions served lately. Raises ModelFault for a manifest that fits no architecture."""
+
+    def __init__(self, most: int = 16) -> None:
+        self._most = most
+        self._plans: OrderedDict[str, Plan] = OrderedDict()
+
+    def of(self, model: PreparedModel) -> Plan:
+        key = str(model.path)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = _plan(model)
+        self._plans.move_to_end(key)
+        if len(self._plans) > self._most:
+            self._plans.popitem(last=False)
+        return plan
+
+
+def _plan(model: PreparedModel) -> Plan:
+    manifest = model.manifest
+    try:
+        architecture = _architecture(manifest)
+    except catalog.UnknownArchitecture as error:
+        raise ModelFault(f"model {model.name!r}: {error}") from error
+    found = [entry.name for entry in manifest.layers]
+    expected = [layer.name for layer in architecture.layers]
+    if found != expected:
+        raise ModelFault(
+            f"model {model.name!r}: its manifest has the layers {found}, "
+            f"expected those of {manifest.architecture}: {expected}"
+        )
+    return Plan(
+        tuple(
+            _planned(model.name, layer, entry)
+            for layer, entry in zip(architecture.layers, manifest.layers, strict=True)
+        )
+    )
+
+
+def _architecture(manifest: Manifest) -> Architecture:
+    return catalog.architecture(
+        manifest.architecture,
+        granularity=manifest.granularity,
+        classes=manifest.classes,
+        image_size=manifest.image_size,
+    )
+
+
+def _planned(model: str, layer: Layer, entry: LayerEntry) -> PlannedLayer:
+    found = [(tensor.name, tensor.shape, _DTYPES[tensor.dtype]) for tensor in entry.parameters]
+    expected = [(place.key, place.shape, place.dtype) for place in layer.tensors]
+    if found != expected:
+        wrong = next(pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1])
+        raise ModelFault(
+            f"model {model!r}: layer {layer.name} has the tensor {wrong[0]}, expected {wrong[1]}"
+        )
+    views = tuple(
+        TensorView(
+            tensor.name,
+            _DTYPES[tensor.dtype],
+            tensor.shape,
+            contiguous_strides(tensor.shape),
+            tensor.offset // _DTYPES[tensor.dtype].itemsize,
+        )
+        for tensor in entry.parameters
+    )
+    return PlannedLayer(layer, entry, views)

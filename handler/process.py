@@ -1,0 +1,127 @@
+"""The handler process: takes requests from the proxy's socket and answers them, one at a time."""
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from handler import wire
+from handler.cancellation import Cancellation
+from handler.handle import RequestHandler
+from handler.openmp import stay_single_threaded
+from handler.pipeline import Pipeline
+from handler.timeline import now_ns
+from handler.unit import UnitThread
+from models.store import Store
+
+_PR_SET_PDEATHSIG: Final = 1
+_RETRIEVALS: Final = 2
+_AHEAD_SHARE: Final = 4
+"""At most a quarter of the memory limit may be retrieved ahead of execution."""
+
+log = logging.getLogger(__name__)
+
+
+class HandlerProcess:
+    """Reads frames on the main thread, so that a cancellation is heard while the compute unit works."""
+
+    def __init__(self, connection: socket.socket, handler: RequestHandler, threads: int) -> None:
+        self._connection = connection
+        self._handler = handler
+        self._threads = threads
+        self._compute = UnitThread("compute", on_start=_start_openmp_team)
+        self._id: str | None = None
+        self._cancellation = Cancellation()
+
+    def serve(self) -> None:
+        """Until the proxy closes the socket."""
+        wire.send(
+            self._connection,
+            {
+                "type": "ready",
+                "pid": os.getpid(),
+                "threads": self._threads,
+                "torch": str(torch.__version__),
+            },
+        )
+        while (frame := wire.receive(self._connection)) is not None:
+            header, body = frame
+            match header.get("type"):
+                case "infer":
+                    self._begin(header, body)
+                case "cancel":
+                    self._cancel(header)
+                case kind:
+                    raise wire.ProtocolError(
+                        f"a frame of type {kind!r}, expected 'infer' or 'cancel'"
+                    )
+
+    def _begin(self, header: wire.Header, body: bytearray) -> None:
+        arrival_ns = now_ns()
+        cancellation = Cancellation()
+        self._id = header.get("id")
+        self._cancellation = cancellation
+        self._compute.submit(lambda: self._handle(header, body, arrival_ns, cancellation))
+
+    def _cancel(self, header: wire.Header) -> None:
+        if header.get("id") == self._id:
+            self._cancellation.cancel()
+
+    def _handle(
+        self, header: wire.Header, body: bytearray, arrival_ns: int, cancellation: Cancellation
+    ) -> None:
+        try:
+            with self._handler.handling(header, body, arrival_ns, cancellation) as (
+                answer,
+                content,
+            ):
+                wire.send(self._connection, answer, content)
+        except BaseException:
+            log.exception("the handler ends")
+            os._exit(1)  # the proxy sees the socket close, and starts another
+
+
+def _start_openmp_team() -> None:
+    """The compute unit's team comes to be before the first request: its start costs milliseconds."""
+    torch.ones(1 << 20).sum()
+
+
+def _die_with_parent() -> None:
+    """The kernel kills this process when the proxy has gone, however it went."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m handler.process")
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--memory-limit", type=int, default=0, help="bytes; 0: none")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the proxy ends us
+
+    torch.set_num_threads(arguments.threads)
+    stay_single_threaded()
+    connection = socket.socket(fileno=arguments.socket_fd)
+    ahead_bytes = arguments.memory_limit // _AHEAD_SHARE or None
+    pipeline = Pipeline(retrievals=_RETRIEVALS, ahead_bytes=ahead_bytes)
+    handler = RequestHandler(Store(arguments.weights), pipeline)
+    try:
+        HandlerProcess(connection, handler, arguments.threads).serve()
+    except (wire.ProtocolError, OSError):
+        log.exception("the proxy's socket")
+        os._exit(1)
+    os._exit(0)  # a request that still runs has no one left to answer
+
+
+if __name__ == "__main__":
+    main()
