@@ -10,6 +10,7 @@ from torch import nn
 
 from models import resnet, vgg, vit
 from models.blueprint import structure_only
+from models.errors import ModelError
 from models.layers import Architecture, Layer
 
 Chain = Callable[[Any, str], Iterator[Layer]]
@@ -59,7 +60,7 @@ PAPER: Final[tuple[str, ...]] = (
 """The ten models of the paper's evaluation."""
 
 
-class UnknownArchitecture(Exception):
+class UnknownArchitecture(ModelError):
     """No architecture of that name; the message suggests the nearest."""
 
     def __init__(self, name: str) -> None:
@@ -76,7 +77,9 @@ def torchvision_model(name: str, *, classes: int = 1000, image_size: int = 224) 
     if name not in _CHAINS:
         raise UnknownArchitecture(name)
     options = {"image_size": image_size} if name.startswith("vit") else {}
-    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
+    model: nn.Module = torchvision.models.get_model(
+        name, weights=None, num_classes=classes, **options
+    )
     return model.eval()
 
 

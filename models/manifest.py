@@ -1,9 +1,10 @@
 """What a prepared model's `manifest.json` says: the schema, without torch, so that the proxy may read it."""
 
+import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 FORMAT_VERSION = 1
 
@@ -15,6 +16,22 @@ Granularity = Literal["stage", "block"]
 WeightFormat = Literal["safetensors", "pth"]
 DataType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 """Element types under their safetensors names."""
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+ELEMENT_BYTES: Final[dict[DataType, int]] = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+ALIGNMENT: Final = 64
+"""Every tensor of a safetensors file starts at a multiple of it, counted from the file's start."""
 
 
 def is_model_name(name: str) -> bool:
@@ -28,14 +45,24 @@ class _Entry(BaseModel):
 class TensorEntry(_Entry):
     """One parameter or buffer of a layer.
 
-    `name` is relative to the layer (`conv1.weight` in the layer `layer3.4`); `offset` counts bytes from
-    the start of the file and is 0 in a `pth` file, which has no fixed places.
+    `name` is its key in torchvision's state dict (`layer3.4.conv1.weight`), in the file too; `offset`
+    counts bytes from the start of the file and is 0 in a `pth` file, which has no fixed places.
     """
 
     name: str = Field(min_length=1, max_length=256)
     dtype: DataType
     shape: tuple[Annotated[int, Field(ge=0)], ...]
     offset: int = Field(ge=0)
+    parameter: bool
+    """False for a buffer."""
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * ELEMENT_BYTES[self.dtype]
 
 
 class LayerEntry(_Entry):
@@ -45,8 +72,19 @@ class LayerEntry(_Entry):
     name: str = Field(min_length=1, max_length=256)
     file: Annotated[str, StringConstraints(pattern=rf"^{FILE_PATTERN}$")] | None
     bytes: int = Field(ge=0)
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None
+    sha256: Sha256 | None
     parameters: tuple[TensorEntry, ...]
+    """Its parameters and persistent buffers, in the order of the architecture's `Layer.tensors`."""
+
+    @model_validator(mode="after")
+    def _check_file(self) -> Self:
+        with_weights = {self.file is not None, self.sha256 is not None, bool(self.parameters)}
+        if len(with_weights) != 1 or (self.file is None and self.bytes):
+            raise ValueError(f"layer {self.name} has only some of file, hash and parameters")
+        for tensor in self.parameters:
+            if tensor.offset % ALIGNMENT or tensor.offset + tensor.bytes > self.bytes:
+                raise ValueError(f"tensor {tensor.name} lies outside its place in {self.file}")
+        return self
 
 
 class InputSpec(_Entry):
@@ -72,7 +110,26 @@ class Manifest(_Entry):
     weight_format: WeightFormat
     classes: int = Field(gt=0)
     input: InputSpec
+    preset: str = ""
+    """The torchvision weights whose preprocessing `input` is: `IMAGENET1K_V2`."""
     labels: Literal["labels.json"] | None
+    labels_sha256: Sha256 | None = None
     source: str
     """Where the weights came from: `random:0`, `checkpoint:model.pth`, `pretrained:IMAGENET1K_V2`."""
     layers: tuple[LayerEntry, ...]
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> Self:
+        if (self.labels is None) != (self.labels_sha256 is None):
+            raise ValueError("labels without their hash, or a hash without labels")
+        for index, layer in enumerate(self.layers):
+            if layer.index != index:
+                raise ValueError(f"layer {layer.name} has index {layer.index}, expected {index}")
+            expected = layer_file_name(index, layer.name, self.weight_format)
+            if layer.file not in {None, expected}:
+                raise ValueError(f"layer {layer.name} has file {layer.file}, expected {expected}")
+        return self
+
+
+def layer_file_name(index: int, layer: str, weight_format: WeightFormat) -> str:
+    return f"{index:03d}-{layer}.{weight_format}"

@@ -4,16 +4,18 @@ Nothing heavy is imported here: `cicada --help` and `cicada serve` never load to
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from models.errors import ModelError
+
+if TYPE_CHECKING:
+    from runtime.settings import Settings
 
 app = typer.Typer(
     help="Serve image classification from containers that keep no model in memory.",
@@ -62,17 +64,18 @@ def _errors_as_one_sentence() -> Iterator[None]:
         _fail(f"{where}{error.strerror or error}")
 
 
-def _fail(sentence: str) -> None:
+def _fail(sentence: str) -> NoReturn:
     typer.echo(f"cicada: {sentence}", err=True)
     raise typer.Exit(1)
 
 
-def _store_folder(weights: Path | None) -> Path:
-    if weights is not None:
-        return weights
-    from runtime.settings import Settings
+def _settings(weights: Path | None) -> "Settings":
+    from runtime.settings import Settings, SettingsError
 
-    return Settings().weights
+    try:
+        return Settings() if weights is None else Settings(weights=weights)
+    except SettingsError as error:
+        _fail(str(error))
 
 
 @app.command(cls=OptionalWeightsCommand)
@@ -80,7 +83,9 @@ def prepare(
     name: Annotated[str, typer.Argument(help="The model's name in the store.")],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Take the weights from a state dict, .pth or safetensors."),
+        typer.Option(
+            metavar="FILE", help="Take the weights from a state dict, .pth or safetensors."
+        ),
     ] = None,
     random: Annotated[
         int | None,
@@ -88,7 +93,9 @@ def prepare(
     ] = None,
     pretrained: Annotated[
         str | None,
-        typer.Option(metavar="[WEIGHTS]", help="Download torchvision's weights, by default its best."),
+        typer.Option(
+            metavar="[WEIGHTS]", help="Download torchvision's weights, by default its best."
+        ),
     ] = None,
     architecture: Annotated[
         str | None,
@@ -118,12 +125,12 @@ def prepare(
 
     with _errors_as_one_sentence():
         preparation.prepare(
-            _store_folder(weights),
+            _settings(weights).weights,
             name,
             architecture=architecture or name,
             checkpoint=checkpoint,
             key=key,
-            random=random,
+            seed=random,
             pretrained=pretrained,
             granularity=granularity,
             weight_format=weight_format,
@@ -134,7 +141,8 @@ def prepare(
 def inspect(
     name: Annotated[str | None, typer.Argument(help="One model; without it, all.")] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check every file's size and hash; exit 1 on a finding.")
+        bool,
+        typer.Option("--verify", help="Check every file's size and hash; exit 1 on a finding."),
     ] = False,
     as_json: AsJson = False,
     weights: Weights = None,
@@ -143,9 +151,7 @@ def inspect(
     from runtime import inspection
 
     with _errors_as_one_sentence():
-        sound = inspection.inspect(
-            _store_folder(weights), name, verify=verify, as_json=as_json
-        )
+        sound = inspection.inspect(_settings(weights).weights, name, verify=verify, as_json=as_json)
     if not sound:
         raise typer.Exit(1)
 
@@ -159,17 +165,15 @@ def remove(
     from runtime import inspection
 
     with _errors_as_one_sentence():
-        inspection.remove(_store_folder(weights), name)
+        inspection.remove(_settings(weights).weights, name)
 
 
 @app.command()
 def serve(weights: Weights = None) -> None:
     """Serve the models over HTTP; settings come from the environment (CICADA_*, HOST, PORT)."""
     from runtime.server import serve as run
-    from runtime.settings import Settings
 
-    settings = Settings() if weights is None else Settings(weights=weights)
-    run(settings)
+    run(_settings(weights))
 
 
 @app.command()
@@ -191,4 +195,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,183 @@
+"""A layer's weight file, written tensor by tensor in either format, hashed on the way."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO, Final, cast
+
+import torch
+from torch import Tensor
+
+from models.layers import TensorPlace
+from models.manifest import ALIGNMENT, DataType, TensorEntry, WeightFormat
+
+_DATA_TYPES: Final[dict[torch.dtype, DataType]] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_CHUNK_BYTES: Final = 4 << 20
+_HEADER_LENGTH_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """What was written: size, hash, and each tensor's place in the file."""
+
+    bytes: int
+    sha256: str
+    tensors: tuple[TensorEntry, ...]
+
+
+def write(
+    path: Path,
+    weight_format: WeightFormat,
+    places: Sequence[TensorPlace],
+    weights: Mapping[str, Tensor],
+    on_written: Callable[[int], None] = lambda _: None,
+) -> WeightFile:
+    """Writes a layer's tensors to `path`, in the order of `places`.
+
+    `weights` gives each tensor under its key when its turn comes, in the place's shape and type.
+    `on_written` is told the bytes of each piece. Raises OSError when the disk does not take them.
+    """
+    with path.open("xb", buffering=0) as file:
+        output = _Output(file, on_written)
+        write_tensors = _write_safetensors if weight_format == "safetensors" else _write_pth
+        entries = write_tensors(output, places, weights)
+    return WeightFile(output.bytes, output.sha256, entries)
+
+
+class _Output:
+    """A file that counts and hashes what goes through."""
+
+    def __init__(self, file: BinaryIO, on_written: Callable[[int], None]) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._on_written = on_written
+        self.bytes = 0
+        self.error: OSError | None = None
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def write(self, content: Any) -> int:
+        view = memoryview(content).cast("B")
+        for start in range(0, view.nbytes, _CHUNK_BYTES):
+            self._write_chunk(view[start : start + _CHUNK_BYTES])
+        return view.nbytes
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def _write_chunk(self, chunk: memoryview) -> None:
+        self._digest.update(chunk)
+        written = 0
+        while written < chunk.nbytes:
+            try:
+                written += self._file.write(chunk[written:])
+            except OSError as error:
+                self.error = error
+                raise
+        self.bytes += chunk.nbytes
+        self._on_written(chunk.nbytes)
+
+
+def _write_safetensors(
+    output: _Output, places: Sequence[TensorPlace], weights: Mapping[str, Tensor]
+) -> tuple[TensorEntry, ...]:
+    header, sizes = _safetensors_header(places)
+    output.write(len(header).to_bytes(_HEADER_LENGTH_BYTES, "little"))
+    output.write(header)
+    entries = []
+    for place, size in zip(places, sizes, strict=True):
+        entries.append(_entry(place, output.bytes))
+        if size:
+            output.write(_content(place, weights[place.key]))
+        output.write(bytes(_filler(size)))
+    return tuple(entries)
+
+
+def _safetensors_header(places: Sequence[TensorPlace]) -> tuple[bytes, list[int]]:
+    """The header, padded so that data begin aligned, and each tensor's size.
+
+    The format allows no holes between tensors, so each is followed by a filler tensor up to the next
+    aligned place.
+    """
+    sizes = [_entry(place, 0).bytes for place in places]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for number, (place, size) in enumerate(zip(places, sizes, strict=True)):
+        header[place.key] = _described(_DATA_TYPES[place.dtype], place.shape, position, size)
+        position += size
+        if filler := _filler(size):
+            header[f"__pad.{number}"] = _described("U8", (filler,), position, filler)
+            position += filler
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    return encoded + b" " * _filler(_HEADER_LENGTH_BYTES + len(encoded)), sizes
+
+
+def _described(dtype: DataType, shape: tuple[int, ...], start: int, size: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, start + size]}
+
+
+def _filler(size: int) -> int:
+    return -size % ALIGNMENT
+
+
+def _write_pth(
+    output: _Output, places: Sequence[TensorPlace], weights: Mapping[str, Tensor]
+) -> tuple[TensorEntry, ...]:
+    storages: set[int] = set()
+    tensors = {place.key: _alone(_checked(place, weights[place.key]), storages) for place in places}
+    try:
+        torch.save(tensors, cast("IO[bytes]", output))  # it asks for write and flush alone
+    except RuntimeError:
+        if output.error is not None:  # torch hides what the disk said
+            raise output.error from None
+        raise
+    return tuple(_entry(place, 0) for place in places)
+
+
+def _alone(tensor: Tensor, storages: set[int]) -> Tensor:
+    """The tensor with a storage of its own and of its size, since torch.save writes whole storages."""
+    storage = tensor.untyped_storage()
+    compact = tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
+    if not compact or storage.data_ptr() in storages:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+        storage = tensor.untyped_storage()
+    storages.add(storage.data_ptr())
+    return tensor.detach()
+
+
+def _content(place: TensorPlace, tensor: Tensor) -> Any:
+    return _checked(place, tensor).detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _checked(place: TensorPlace, tensor: Tensor) -> Tensor:
+    if tuple(tensor.shape) != place.shape or tensor.dtype != place.dtype:
+        raise ValueError(
+            f"{place.key}: found {tensor.dtype} {tuple(tensor.shape)}, "
+            f"expected {place.dtype} {place.shape}"
+        )
+    return tensor
+
+
+def _entry(place: TensorPlace, offset: int) -> TensorEntry:
+    return TensorEntry(
+        name=place.key,
+        dtype=_DATA_TYPES[place.dtype],
+        shape=place.shape,
+        offset=offset,
+        parameter=place.parameter,
+    )

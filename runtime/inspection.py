@@ -1,0 +1,154 @@
+"""`cicada inspect` and `cicada remove`: what lies in the weight store."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from models.manifest import LayerEntry
+from models.store import CorruptModel, PreparedModel, Store
+
+_UNCUT_COLUMNS: Final = 1000
+
+
+def inspect(weights: Path, name: str | None, *, verify: bool, as_json: bool) -> bool:
+    """Shows all models, or one model's layers; returns whether no fault was found.
+
+    A model that cannot be opened is a fault always; sizes and hashes are checked with `verify`.
+    Raises UnknownModel.
+    """
+    store = Store(weights)
+    if name is None:
+        models, faults = _open_all(store)
+        shown = [_model_facts(model) for model in models]
+    else:
+        model, faults = _open_one(store, name)
+        models = [] if model is None else [model]
+        shown = [_model_facts(model) | {"contents": _layer_facts(model)} for model in models]
+    if verify:
+        for model in models:
+            faults |= {model.name: store.verify(model.name)}
+    faults = {faulty: findings for faulty, findings in faults.items() if findings}
+    if as_json:
+        document = {"models": shown, "faults": faults}
+        print(json.dumps(document, indent=2))  # noqa: T201 - the command's output
+    else:
+        _print(weights, shown, faults, verify=verify)
+    return not faults
+
+
+def remove(weights: Path, name: str) -> None:
+    """Removes a model with all its versions. Raises UnknownModel."""
+    Store(weights).remove(name)
+    _console().print(f"removed {name}")
+
+
+def _open_all(store: Store) -> tuple[list[PreparedModel], dict[str, list[str]]]:
+    models = [store.open(name) for name in store.names()]
+    return models, {name: store.verify(name) for name in store.damaged()}
+
+
+def _open_one(store: Store, name: str) -> tuple[PreparedModel | None, dict[str, list[str]]]:
+    try:
+        return store.open(name), {}
+    except CorruptModel as error:
+        return None, {name: [str(error)]}
+
+
+def _model_facts(model: PreparedModel) -> dict[str, Any]:
+    manifest = model.manifest
+    return {
+        "name": model.name,
+        "version": model.version,
+        "architecture": manifest.architecture,
+        "granularity": manifest.granularity,
+        "format": manifest.weight_format,
+        "classes": manifest.classes,
+        "layers": len(manifest.layers),
+        "bytes": model.bytes,
+        "parameters": sum(_parameters(layer) for layer in manifest.layers),
+        "source": manifest.source,
+        "preset": manifest.preset,
+        "folder": str(model.path),
+    }
+
+
+def _layer_facts(model: PreparedModel) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": layer.index,
+            "name": layer.name,
+            "file": layer.file,
+            "bytes": layer.bytes,
+            "tensors": len(layer.parameters),
+            "parameters": _parameters(layer),
+            "sha256": layer.sha256,
+        }
+        for layer in model.manifest.layers
+    ]
+
+
+def _parameters(layer: LayerEntry) -> int:
+    return sum(tensor.elements for tensor in layer.parameters if tensor.parameter)
+
+
+def _print(
+    weights: Path, shown: list[dict[str, Any]], faults: dict[str, list[str]], *, verify: bool
+) -> None:
+    console = _console()
+    if not shown and not faults:
+        console.print(f"no model is prepared in {weights}")
+    elif shown and "contents" in shown[0]:
+        _print_facts(console, shown[0])
+        _print_rows(console, shown[0]["contents"], leave_out={"sha256"})
+    elif shown:
+        _print_rows(console, shown, leave_out={"folder", "preset", "parameters"})
+    for name, findings in faults.items():
+        for finding in findings:
+            console.print(f"{name}: {finding}")
+    if verify and not faults:
+        console.print(f"verified {', '.join(model['name'] for model in shown)}: no findings")
+
+
+def _print_facts(console: Console, facts: dict[str, Any]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for title, value in facts.items():
+        if title != "contents":
+            table.add_row(_title(title), _cell(title, value))
+    console.print(table)
+
+
+def _print_rows(console: Console, rows: list[dict[str, Any]], leave_out: set[str]) -> None:
+    table = Table(box=None, pad_edge=False)
+    titles = [title for title in rows[0] if title not in leave_out]
+    for title in titles:
+        table.add_column(
+            _title(title),
+            justify="right" if isinstance(rows[0][title], int) else "left",
+            no_wrap=title in {"name", "version"},
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(_cell(title, row[title]) for title in titles))
+    console.print(table)
+
+
+def _title(fact: str) -> str:
+    return "size" if fact == "bytes" else fact
+
+
+def _cell(fact: str, value: object) -> str:
+    if value is None:
+        return ""
+    return decimal(int(str(value))) if fact == "bytes" else str(value)
+
+
+def _console() -> Console:
+    """As wide as the terminal; where there is none, lines are not cut."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _UNCUT_COLUMNS
+    return console
