@@ -105,9 +105,9 @@ class Flight:
         start = now_ns()
         held = 0
         while retrieval.step():
+            held += self._pause(layer)
             if self._stopped:
                 return False
-            held += self._pause(layer)
         end = now_ns()
         self._timeline.record(layer, "retrieve", start, end)
         with self._changed:

@@ -146,7 +146,7 @@ class PriorityAwareScheduler:
     def _resume_all(self) -> Decision:
         if not self._suspended:
             return _NOTHING
-        resumed = tuple(sorted(self._suspended))
+        resumed = tuple(self._suspended)
         self._running.update(resumed)
         self._suspended.clear()
         return Decision(resume=resumed)
