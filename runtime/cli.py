@@ -190,6 +190,59 @@ def invoke(
     run(image, model=model, strategy=strategy, url=url, top=top)
 
 
+bench_app = typer.Typer(
+    help="Measure: every figure that the documentation claims.", no_args_is_help=True
+)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.command()
+def latency(
+    models: Annotated[
+        str, typer.Option(metavar="NAMES", help="Comma-separated; `paper`: the paper's ten.")
+    ] = "resnet50,vgg16,vit_b_16",
+    strategies: Annotated[
+        str, typer.Option(metavar="NAMES", help="Comma-separated; `all`: all five.")
+    ] = "all",
+    formats: Annotated[
+        str, typer.Option(metavar="NAMES", help="Comma-separated: safetensors, pth.")
+    ] = "safetensors",
+    granularity: Annotated[Literal["stage", "block"], typer.Option()] = "block",
+    rounds: Annotated[int, typer.Option(min=1, help="Requests of each variant.")] = 15,
+    cache: Annotated[
+        Literal["warm", "cold"], typer.Option(help="Whether the files are in the page cache.")
+    ] = "warm",
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Also what one would write, or use, instead.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="By default all cores.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where stores are made, and removed again.")
+    ] = None,
+) -> None:
+    """Time requests of every variant, in turn round by round, beside the resident forward pass."""
+    from bench import latency
+
+    with _errors_as_one_sentence():
+        latency.run(
+            latency.options(
+                models=models.split(","),
+                strategies=strategies.split(","),
+                formats=formats.split(","),
+                granularity=granularity,
+                rounds=rounds,
+                cold=cache == "cold",
+                peers=peers,
+                threads=threads,
+                folder=folder,
+            ),
+            json_file,
+        )
+
+
 def main() -> None:
     app(prog_name="cicada")
 

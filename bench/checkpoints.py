@@ -1,0 +1,29 @@
+"""The files that the floor and the peers load: one random model in each of their forms."""
+
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from models import catalog
+from models.random_weights import RandomWeights
+
+
+def write(folder: Path, architecture: str, seed: int, *, onnx: bool) -> None:
+    """Writes `checkpoint.pth`, `checkpoint.safetensors` and, if asked, `ARCHITECTURE.onnx` with its data."""
+    folder.mkdir(parents=True)
+    weights = dict(RandomWeights(catalog.architecture(architecture), seed))
+    torch.save(weights, folder / "checkpoint.pth")
+    safetensors.torch.save_file(weights, folder / "checkpoint.safetensors")
+    if onnx:
+        model = catalog.torchvision_model(architecture)
+        model.load_state_dict(weights)
+        torch.onnx.export(
+            model,
+            (torch.zeros(1, 3, 224, 224),),
+            folder / f"{architecture}.onnx",
+            input_names=["input"],
+            dynamo=True,
+            external_data=True,
+            verbose=False,
+        )

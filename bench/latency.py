@@ -1,0 +1,322 @@
+"""`cicada bench latency`: every variant's time for a request, beside the resident forward pass."""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench import checkpoints, environment, page_cache
+from bench.worker import Worker
+from handler.strategies import STRATEGIES
+from handler.timeline import now_ns
+from models import catalog, preparation
+from models.errors import ModelError
+from models.manifest import Granularity, WeightFormat
+from models.store import Store
+
+RESIDENT: Final = "resident"
+DIRECT_READ: Final = "direct_read"
+PEERS: Final = {
+    "torch_mapped": "bench.peers.torch_mapped",
+    "safetensors_mapped": "bench.peers.safetensors_mapped",
+    "torchvision_default": "bench.peers.torchvision_default",
+}
+EXTRA_PEERS: Final = {"onnxruntime_mapped": "bench.peers.onnxruntime_mapped"}
+_SEED: Final = 0
+_WARM_UPS: Final = 2
+_SHAPE: Final = (1, 3, 224, 224)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    models: Sequence[str]
+    strategies: Sequence[str]
+    formats: Sequence[WeightFormat]
+    granularity: Granularity
+    rounds: int
+    cold: bool
+    peers: bool
+    threads: int
+    folder: Path | None
+    """Where stores and checkpoints are written; they are removed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One variant of one model; milliseconds, and the ratio to the resident forward of the same round."""
+
+    model: str
+    variant: str
+    format: str | None
+    granularity: str | None
+    cache: str
+    n: int
+    median_ms: float
+    p95_ms: float
+    ratio_to_resident: float
+
+
+class UnknownChoice(ModelError):
+    """A name on the command line that names nothing."""
+
+
+def options(
+    *,
+    models: Sequence[str],
+    strategies: Sequence[str],
+    formats: Sequence[str],
+    granularity: Granularity,
+    rounds: int,
+    cold: bool,
+    peers: bool,
+    threads: int | None,
+    folder: Path | None,
+) -> Options:
+    """Checks the names; `paper` and `all` stand for several. Raises UnknownChoice."""
+    return Options(
+        models=_known("model", models, catalog.NAMES, {"paper": catalog.PAPER}),
+        strategies=_known("strategy", strategies, STRATEGIES, {"all": list(STRATEGIES)}),
+        formats=[
+            "pth" if name == "pth" else "safetensors"
+            for name in _known("format", formats, ("safetensors", "pth"), {})
+        ],
+        granularity=granularity,
+        rounds=rounds,
+        cold=cold,
+        peers=peers,
+        threads=threads or len(os.sched_getaffinity(0)),
+        folder=folder,
+    )
+
+
+def _known(
+    what: str, names: Sequence[str], known: Collection[str], groups: Mapping[str, Sequence[str]]
+) -> Sequence[str]:
+    chosen = [name for given in names for name in groups.get(given, [given])]
+    for name in chosen:
+        if name not in known:
+            raise UnknownChoice(f"there is no {what} {name!r}: known are {', '.join(known)}")
+    return chosen
+
+
+class Variant(Protocol):
+    """Something that takes an input and tells how long that took, in milliseconds."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def format(self) -> str | None: ...
+
+    @property
+    def granularity(self) -> str | None: ...
+
+    def run(self, value: bytes) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVariant:
+    """A strategy in a handler process: the pipeline's length."""
+
+    name: str
+    format: str | None
+    granularity: str | None
+    worker: Worker
+    model: str
+
+    def run(self, value: bytes) -> float:
+        described = {"kind": "tensor", "datatype": "FP32", "shape": list(_SHAPE)}
+        header, _ = self.worker.infer(self.model, self.name, described, value)
+        duration: float = header["timeline"]["figures"]["pipeline_ms"]
+        return duration
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """The floor or a peer, in a process of its own."""
+
+    name: str
+    format: str | None
+    granularity: str | None
+    worker: Worker
+
+    def run(self, value: bytes) -> float:
+        header, _ = self.worker.exchange({"type": "infer", "input": {"shape": list(_SHAPE)}}, value)
+        duration: float = header["duration_ms"]
+        return duration
+
+
+@dataclass(frozen=True, slots=True)
+class DirectRead:
+    """Reading the model's weight files past the page cache: the floor of a cold request."""
+
+    paths: Sequence[Path]
+    name: str = DIRECT_READ
+    format: str | None = "safetensors"
+    granularity: str | None = None
+
+    def run(self, _value: bytes) -> float:
+        start = now_ns()
+        page_cache.read_direct(self.paths)
+        return (now_ns() - start) / 1e6
+
+
+@dataclass(slots=True)
+class Samples:
+    """A variant's times in milliseconds, round by round."""
+
+    variant: Variant
+    times: list[float] = field(default_factory=list)
+
+
+def measure(options: Options, progress: Progress) -> Iterator[Row]:
+    """Yields the rows of one model after another."""
+    for model in options.models:
+        with tempfile.TemporaryDirectory(prefix="cicada-bench-", dir=options.folder) as folder:
+            yield from _measure_model(model, options, Path(folder), progress)
+
+
+def _measure_model(model: str, options: Options, folder: Path, progress: Progress) -> Iterator[Row]:
+    task = progress.add_task(f"{model}: prepare", total=None)
+    onnx = options.peers and _has_onnxruntime()
+    checkpoints.write(folder / "checkpoints", model, _SEED, onnx=onnx)
+    for weight_format in options.formats:
+        source = preparation.from_seed(_SEED, model, options.granularity)
+        preparation.prepare(Store(folder / weight_format), model, source, weight_format)
+    with ExitStack() as stack:
+        variants = list(_variants(model, options, folder, stack, onnx=onnx))
+        samples = [Samples(variant) for variant in variants]
+        progress.update(task, description=model, total=(options.rounds + _WARM_UPS) * len(samples))
+        value = _input()
+        for round_number in range(-_WARM_UPS, options.rounds):
+            for sample in samples:
+                if options.cold:
+                    page_cache.evict([folder])
+                duration = sample.variant.run(value)
+                if round_number >= 0:
+                    sample.times.append(duration)
+                progress.advance(task)
+    progress.remove_task(task)
+    yield from _rows(model, options, samples)
+
+
+def _variants(
+    model: str, options: Options, folder: Path, stack: ExitStack, *, onnx: bool
+) -> Iterator[Variant]:
+    """The floor first; every variant has a process of its own."""
+
+    def stand_in(module: str) -> Worker:
+        arguments = [
+            *("--threads", str(options.threads)),
+            *("--architecture", model),
+            *("--checkpoints", str(folder / "checkpoints")),
+        ]
+        return stack.enter_context(Worker(module, arguments))
+
+    yield StandIn(RESIDENT, None, None, stand_in("bench.resident"))
+    for weight_format in options.formats:
+        for strategy in options.strategies:
+            worker = stack.enter_context(Worker.handler(folder / weight_format, options.threads))
+            yield ServedVariant(strategy, weight_format, options.granularity, worker, model)
+    if options.peers:
+        peers = PEERS | (EXTRA_PEERS if onnx else {})
+        for name, module in peers.items():
+            yield StandIn(name, None, None, stand_in(module))
+    if options.cold and "safetensors" in options.formats:
+        prepared = Store(folder / "safetensors").open(model)
+        yield DirectRead(sorted(prepared.path.glob("*.safetensors")))
+
+
+def _has_onnxruntime() -> bool:
+    try:
+        import onnxruntime  # noqa: F401, PLC0415
+        import onnxscript  # noqa: F401, PLC0415
+    except ImportError:
+        return False
+    return True
+
+
+def _input() -> bytes:
+    generator = np.random.default_rng(_SEED)
+    return generator.standard_normal(_SHAPE, dtype=np.float32).tobytes()
+
+
+def _rows(model: str, options: Options, samples: Sequence[Samples]) -> Iterator[Row]:
+    resident = samples[0].times
+    for sample in samples:
+        ratios = [mine / floor for mine, floor in zip(sample.times, resident, strict=True)]
+        yield Row(
+            model=model,
+            variant=sample.variant.name,
+            format=sample.variant.format,
+            granularity=sample.variant.granularity,
+            cache="cold" if options.cold else "warm",
+            n=len(sample.times),
+            median_ms=statistics.median(sample.times),
+            p95_ms=float(np.percentile(sample.times, 95)),
+            ratio_to_resident=statistics.median(ratios),
+        )
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """The rows as they are printed, with the geometric mean of each variant's ratios."""
+    printed = Table("model", "variant", "format", "n", "median ms", "p95 ms", "x resident")
+    for column in printed.columns[3:]:
+        column.justify = "right"
+    for row in rows:
+        printed.add_row(
+            row.model,
+            row.variant,
+            row.format or "",
+            str(row.n),
+            f"{row.median_ms:.1f}",
+            f"{row.p95_ms:.1f}",
+            f"{row.ratio_to_resident:.3f}",
+        )
+    if len({row.model for row in rows}) > 1:
+        printed.add_section()
+        for (variant, weight_format), mean in geometric_means(rows).items():
+            printed.add_row(
+                "geometric mean", variant, weight_format or "", "", "", "", f"{mean:.3f}"
+            )
+    return printed
+
+
+def geometric_means(rows: Sequence[Row]) -> dict[tuple[str, str | None], float]:
+    """Of the ratios to resident over the models, for each variant and format."""
+    ratios: dict[tuple[str, str | None], list[float]] = {}
+    for row in rows:
+        ratios.setdefault((row.variant, row.format), []).append(row.ratio_to_resident)
+    return {key: statistics.geometric_mean(values) for key, values in ratios.items()}
+
+
+def run(options: Options, json_file: Path | None) -> None:
+    """Measures, prints the table and writes the figures."""
+    console = Console()
+    rows: list[Row] = []
+    described = environment.describe(options.threads, " ".join(["cicada", *sys.argv[1:]]))
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for row in measure(options, progress):
+            rows.append(row)
+            if json_file is not None:
+                _write(json_file, described, rows)
+    console.print(table(rows))
+
+
+def _write(path: Path, described: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Whole or not at all: a run may be interrupted."""
+    partial = path.with_name(f"{path.name}.partial")
+    content = {"environment": described, "rows": [asdict(row) for row in rows]}
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.replace(path)

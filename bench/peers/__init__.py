@@ -1,0 +1,1 @@
+"""What a user would write today, or use instead: each a process that loads the model per request."""

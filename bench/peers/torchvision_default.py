@@ -1,0 +1,25 @@
+"""torchvision as its documentation shows it: constructor, `torch.load`, `load_state_dict`."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bench import stand_in
+from models import catalog
+
+
+def make(architecture: str, checkpoints: Path) -> stand_in.Contender:
+    path = checkpoints / "checkpoint.pth"
+
+    def load_and_run(value: Tensor) -> Tensor:
+        model = catalog.torchvision_model(architecture)
+        model.load_state_dict(torch.load(path, weights_only=True))
+        logits: Tensor = model(value)
+        return logits
+
+    return load_and_run
+
+
+if __name__ == "__main__":
+    stand_in.serve(make)

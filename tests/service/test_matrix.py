@@ -1,0 +1,82 @@
+"""The paper's ten models: every strategy, format and granularity answers bit for bit as torchvision does."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor
+
+from bench.worker import Worker
+from handler.strategies import STRATEGIES
+from models import catalog, preparation
+from models.random_weights import RandomWeights
+from models.store import Store
+
+SEED = 7
+THREADS = 2
+SMALL_TO_BIG = (
+    *("resnet50", "resnet101", "resnet152", "vit_b_16", "vit_b_32"),
+    *("vgg11", "vgg13", "vgg16", "vgg19", "vit_l_16"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_the_handler() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_matrix_is_over_the_papers_models() -> None:
+    assert sorted(SMALL_TO_BIG) == sorted(catalog.PAPER)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SMALL_TO_BIG)
+def test_logits_equal_torchvisions(name: str, tmp_path: Path, photo: Path) -> None:
+    weights = dict(RandomWeights(catalog.architecture(name), SEED))
+    model = catalog.torchvision_model(name)
+    model.load_state_dict(weights, strict=True)
+    noise = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(SEED))
+    with torch.inference_mode():
+        of_photo = model(photo_tensor(name, photo))
+        of_noise = model(noise)
+    del model
+    assert not torch.equal(of_photo, of_noise)
+    assert of_photo.isfinite().all()
+
+    with Worker.handler(tmp_path, THREADS) as handler:
+        for granularity in ("stage", "block"):
+            for weight_format in ("safetensors", "pth"):
+                source = replace(preparation.from_seed(SEED, name, granularity), weights=weights)
+                preparation.prepare(Store(tmp_path), name, source, weight_format)
+                for strategy in STRATEGIES:
+                    case = (granularity, weight_format, strategy)
+                    found = logits(handler, name, strategy, {"kind": "image"}, photo.read_bytes())
+                    assert torch.equal(found, of_photo), case
+                    described = {"kind": "tensor", "datatype": "FP32", "shape": list(noise.shape)}
+                    found = logits(handler, name, strategy, described, noise.numpy().tobytes())
+                    assert torch.equal(found, of_noise), case
+
+
+def photo_tensor(name: str, photo: Path) -> Tensor:
+    preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    with Image.open(photo) as opened:
+        prepared: Tensor = preset(opened.convert("RGB"))
+    return prepared.unsqueeze(0)
+
+
+def logits(
+    handler: Worker, name: str, strategy: str, described: dict[str, Any], body: bytes
+) -> Tensor:
+    header, content = handler.infer(name, strategy, described, body)
+    assert header["timeline"]["strategy"] == strategy
+    return torch.from_numpy(np.frombuffer(content, dtype="<f4")).reshape(1, -1)
