@@ -1,0 +1,52 @@
+"""What the OpenAPI description says alike of all inference routes."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import Header, Path, Query
+
+from models.manifest import VERSION_PATTERN
+from runtime.errors import ErrorBody
+from runtime.reporting import NAMES
+
+MULTIPART: Final = "multipart/form-data"
+FIELD: Final = "file"
+
+ModelName = Annotated[str, Path(description="A prepared model.", examples=["resnet50"])]
+ModelVersion = Annotated[
+    str,
+    Path(
+        description=f"One of the model's versions, `{VERSION_PATTERN}`.", examples=["3f9a0c1b2d4e"]
+    ),
+]
+StrategyHeader = Annotated[
+    str | None,
+    Header(
+        alias="Cicada-Strategy",
+        description="How the pipeline runs: traditional, pisel, mini, preload or cicada.",
+    ),
+]
+Top = Annotated[
+    int, Query(ge=1, description="How many labels; more than the model has classes means all.")
+]
+
+Responses = dict[int | str, dict[str, Any]]
+ERRORS: Final[Responses] = {
+    status: {"model": ErrorBody} for status in (400, 404, 413, 415, 429, 500, 502, 503, 504)
+}
+NOT_READY: Final[Responses] = {503: {"model": ErrorBody}}
+MISSING: Final[Responses] = {404: {"model": ErrorBody}, 500: {"model": ErrorBody}}
+INFERENCE: Final[Responses] = {
+    200: {"headers": {name: {"schema": {"type": "string"}} for name in NAMES}},
+    **ERRORS,
+}
+
+_BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
+_FORM: Final = {
+    "schema": {
+        "type": "object",
+        "properties": {FIELD: {"type": "string", "format": "binary"}},
+        "required": [FIELD],
+    }
+}
+IMAGE_CONTENT: Final = {"image/*": _BYTES, "application/octet-stream": _BYTES, MULTIPART: _FORM}
+IMAGE_BODY: Final = {"requestBody": {"required": True, "content": IMAGE_CONTENT}}

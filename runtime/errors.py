@@ -1,0 +1,150 @@
+"""Every error that a caller of the service can see, with its HTTP status.
+
+ServiceError                    500
+    BadInput                    400   the request says what cannot be done
+    NotFound                    404   no such model, version or request
+    BodyTooLarge                413
+    UnsupportedMediaType        415
+    QueueFull                   429   Retry-After
+    CallerLeft                  499   the caller closed the connection: in log and metrics only
+    Fault                       500   a fault of ours, or of the files we were given
+    HandlerDied                 502   the handler ended while it worked on the request
+    Unavailable                 503   Retry-After: not ready, or draining
+    OverTime                    504   over the time limit
+
+The message is one sentence for the caller: what was wrong, what was found, what was expected.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import ClassVar, Final, Self
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from runtime.answers import Json
+
+
+class ServiceError(Exception):
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {}
+
+
+class BadInput(ServiceError):
+    status = 400
+
+
+class NotFound(ServiceError):
+    status = 404
+
+
+class BodyTooLarge(ServiceError):
+    status = 413
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        # What is left of the body is not read, so nothing after it on this connection could be.
+        return {"Connection": "close"}
+
+
+class UnsupportedMediaType(ServiceError):
+    status = 415
+
+
+class _TryAgain(ServiceError):
+    retry_after_s: ClassVar[int] = 1
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"Retry-After": str(self.retry_after_s)}
+
+
+class QueueFull(_TryAgain):
+    status = 429
+
+
+class CallerLeft(ServiceError):
+    status = 499
+
+
+class Fault(ServiceError):
+    status = 500
+
+    @classmethod
+    def unexpected(cls) -> Self:
+        return cls("an unexpected fault of the service; its log says more under this request's id")
+
+
+class HandlerDied(ServiceError):
+    status = 502
+
+
+class Unavailable(_TryAgain):
+    status = 503
+
+
+class OverTime(ServiceError):
+    status = 504
+
+
+_FROM_HANDLER: Final[Mapping[int, type[ServiceError]]] = {
+    error.status: error for error in (BadInput, NotFound, CallerLeft, Fault, Unavailable)
+}
+
+
+def from_handler(status: int, message: str) -> ServiceError:
+    """The error that a handler's `error` frame stands for."""
+    return _FROM_HANDLER.get(status, Fault)(message)
+
+
+class ErrorBody(BaseModel):
+    """What every error answer holds."""
+
+    error: str = Field(description="One sentence: what was wrong and what was expected.")
+
+
+def render(request: Request, error: ServiceError) -> Response:
+    request.state.record.error = error.message
+    return Json({"error": error.message}, status=error.status, headers=error.headers)
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of the application, the framework's own included, answer `{"error": ...}`."""
+
+    @app.exception_handler(ServiceError)
+    async def _service_error(request: Request, error: ServiceError) -> Response:
+        return render(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _validation_error(request: Request, error: RequestValidationError) -> Response:
+        return render(request, BadInput(_first_problem(error)))
+
+    @app.exception_handler(HTTPException)
+    async def _framework_error(request: Request, error: HTTPException) -> Response:
+        message = _framework_sentence(request, error)
+        return Json({"error": message}, status=error.status_code, headers=error.headers or {})
+
+
+def _first_problem(error: RequestValidationError) -> str:
+    first = error.errors()[0]
+    place, *path = (str(part) for part in first["loc"])
+    message = first["msg"]
+    return f"{place} {'.'.join(path)}: {message[0].lower()}{message[1:]}".replace(" :", ":")
+
+
+def _framework_sentence(request: Request, error: HTTPException) -> str:
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return "no such path; /docs lists the paths there are"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return f"{request.method} is not allowed on this path, expected {allowed}"
+    return str(error.detail)

@@ -1,0 +1,315 @@
+"""The pool: handler processes that are kept alive, and the requests that wait for one."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from handler import wire
+from runtime import frames
+from runtime.errors import (
+    HandlerDied,
+    OverTime,
+    QueueFull,
+    ServiceError,
+    Unavailable,
+    from_handler,
+)
+from runtime.handler_process import End, Exchanged, HandlerEndedError, HandlerProcess
+
+logger = logging.getLogger("cicada.pool")
+
+START_LIMIT_S: Final = 120.0
+EXIT_GRACE_S: Final = 2.0
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a handler made of a request: its result frame, and the tensors' bytes."""
+
+    result: frames.Result
+    body: bytes
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One request on its way: `header` is the `infer` frame's, without the time it is handed over.
+
+    `answer` is set by the pool; that it is cancelled means that the caller has gone.
+    """
+
+    header: wire.Header
+    body: bytes
+    dispatched_ns: int | None = None
+    answer: asyncio.Future[Answer] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def settle(self, frame: frames.Result | frames.Refusal, body: bytes) -> None:
+        if isinstance(frame, frames.Refusal):
+            self.fail(from_handler(frame.status, frame.message))
+        elif not self.answer.done():
+            self.answer.set_result(Answer(frame, body))
+
+    def fail(self, error: ServiceError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class Line:
+    """The jobs that wait, first come first served."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Job, None] = {}
+        self._arrivals = asyncio.Semaphore(0)  # at least as many permits as jobs
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, job: Job) -> bool:
+        return job in self._jobs
+
+    def join(self, job: Job) -> None:
+        self._jobs[job] = None
+        self._arrivals.release()
+
+    def return_to_front(self, job: Job) -> None:
+        self._jobs = {job: None, **self._jobs}
+        self._arrivals.release()
+
+    def leave(self, job: Job) -> None:
+        self._jobs.pop(job, None)
+
+    async def next(self) -> Job:
+        while True:
+            await self._arrivals.acquire()
+            if self._jobs:  # else: whose permit this was has left
+                job = next(iter(self._jobs))
+                del self._jobs[job]
+                return job
+
+
+class Pool:
+    """Keeps `handlers` processes of `command` alive and gives each one job at a time.
+
+    A process that dies, overruns or talks nonsense fails its own job only and is replaced at once. One
+    that ends before it has served anything is retried with growing pauses.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        handlers: int,
+        queue: int,
+        timeout_s: float,
+        cancel_s: float = 5.0,
+        on_end: Callable[[End], None] = lambda _end: None,
+    ) -> None:
+        self._command = command
+        self._size = handlers
+        self._timeout_s = timeout_s
+        self._cancel_s = cancel_s
+        self._on_end = on_end
+        self._queue = queue
+        self._line = Line()
+        self._jobs: set[Job] = set()
+        self._ready: set[HandlerProcess] = set()
+        self._idle: set[HandlerProcess] = set()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._problem: str | None = None
+        self._draining = False
+
+    @property
+    def ready(self) -> int:
+        """Handlers that can take a request, or are at one."""
+        return len(self._ready)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._line)
+
+    @property
+    def running(self) -> int:
+        return len(self._ready) - len(self._idle)
+
+    @property
+    def pids(self) -> list[int]:
+        return [handler.pid for handler in self._ready]
+
+    def why_not_ready(self) -> str | None:
+        """None when a request would be served now; otherwise one sentence."""
+        if self._draining:
+            return "the service is shutting down"
+        if self._ready:
+            return None
+        if self._problem is not None:
+            return f"no handler is ready: the last one {self._problem}"
+        return "no handler is ready yet"
+
+    def start(self) -> None:
+        """Returns at once; handlers become ready by and by."""
+        self._keepers = [asyncio.create_task(self._keep()) for _ in range(self._size)]
+
+    async def infer(self, job: Job) -> Answer:
+        """Waits for a handler and for its answer; raises ServiceError. Cancelled: the caller has gone."""
+        self._admit(job)
+        overdue = asyncio.get_running_loop().call_later(self._timeout_s, self._give_up, job)
+        try:
+            return await job.answer
+        finally:
+            overdue.cancel()
+            self._line.leave(job)
+            self._jobs.discard(job)
+
+    def drain(self, limit_s: float) -> None:
+        """Takes nothing new; what is not answered within `limit_s` is refused then."""
+        self._draining = True
+        asyncio.get_running_loop().call_later(limit_s, self._refuse_all)
+
+    async def close(self) -> None:
+        """Ends every handler; whatever is still unanswered is refused."""
+        self._draining = True
+        self._refuse_all()
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    def _admit(self, job: Job) -> None:
+        if self._draining:
+            raise Unavailable("the service is shutting down")
+        waiting = len(self._line) - len(self._idle)  # idle handlers are about to take theirs
+        if waiting >= self._queue:
+            raise QueueFull(
+                f"{len(self._line)} requests are waiting, the most that CICADA_QUEUE allows"
+            )
+        self._line.join(job)
+        self._jobs.add(job)
+
+    def _refuse_all(self) -> None:
+        for job in self._jobs:
+            job.fail(Unavailable("the service is shutting down"))
+
+    def _give_up(self, job: Job) -> None:
+        """The time limit has passed; a handler at work has a limit of its own, counted from its start."""
+        if job not in self._line:
+            return
+        reason = self.why_not_ready()
+        if reason is not None:
+            job.fail(Unavailable(reason))
+        else:
+            job.fail(OverTime(f"no handler became free within {self._timeout_s:g} s"))
+
+    async def _keep(self) -> None:
+        """One place in the pool: a handler process, and the next one whenever it ends."""
+        fruitless = 0
+        while True:
+            try:
+                served, end = await self._live()
+            except Exception:  # the loop's boundary: a fault here must not cost the pool a place
+                logger.exception("a fault while keeping a handler")
+                served, end = False, End("fault", "was given up after a fault of the proxy")
+            logger.warning("handler ended", extra={"cause": end.cause, "sentence": end.sentence})
+            self._on_end(end)
+            fruitless = 0 if served else fruitless + 1
+            await asyncio.sleep(_pause(fruitless))
+
+    async def _live(self) -> tuple[bool, End]:
+        """One handler process from start to end: whether it had been given a job, and why it ended."""
+        served = False
+        try:
+            handler = await HandlerProcess.start(self._command)
+        except HandlerEndedError as ended:
+            self._problem = ended.end.sentence
+            return served, ended.end
+        try:
+            await self._welcome(handler)
+            while True:
+                job = await self._next_job(handler)
+                served = True
+                await self._run(handler, job)
+        except HandlerEndedError as ended:
+            self._problem = ended.end.sentence
+            return served, ended.end
+        finally:
+            self._ready.discard(handler)
+            self._idle.discard(handler)
+            await handler.close(EXIT_GRACE_S)
+
+    async def _welcome(self, handler: HandlerProcess) -> None:
+        started_ns = time.monotonic_ns()
+        ready = await handler.ready(START_LIMIT_S)
+        self._ready.add(handler)
+        self._idle.add(handler)
+        self._problem = None
+        start_ms = (time.monotonic_ns() - started_ns) / 1e6
+        fields = {"pid": handler.pid, "threads": ready.threads, "torch": ready.torch}
+        logger.info("handler ready", extra={**fields, "start_ms": round(start_ms, 1)})
+
+    async def _next_job(self, handler: HandlerProcess) -> Job:
+        """Waits for a job; raises HandlerEndedError if the handler ends meanwhile."""
+        self._idle.add(handler)
+        arrival = asyncio.create_task(self._line.next())
+        try:
+            await asyncio.wait({arrival, handler.incoming}, return_when=asyncio.FIRST_COMPLETED)
+            if handler.incoming.done():
+                raise await handler.unexpected()
+        except BaseException:
+            await self._withdraw(arrival)
+            raise
+        self._idle.discard(handler)
+        return arrival.result()
+
+    async def _withdraw(self, arrival: asyncio.Task[Job]) -> None:
+        """Takes back a wait for a job; one that has come already goes to the next handler."""
+        arrival.cancel()
+        await asyncio.wait({arrival})
+        if not arrival.cancelled():
+            self._line.return_to_front(arrival.result())
+
+    async def _run(self, handler: HandlerProcess, job: Job) -> None:
+        """Gives the job its answer or its error; raises HandlerEndedError if the handler is lost."""
+        job.dispatched_ns = time.monotonic_ns()
+        header = {**job.header, "type": "infer", "received_ns": job.dispatched_ns}
+        exchange = asyncio.create_task(handler.exchange(header, job.body))
+        try:
+            waited: set[asyncio.Future[Any]] = {exchange, job.answer}
+            await asyncio.wait(
+                waited,
+                timeout=self._timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not exchange.done() and job.answer.done():
+                await self._stop(handler, exchange, job)
+            if not exchange.done():
+                job.fail(OverTime(f"the request took longer than {self._timeout_s:g} s"))
+                raise handler.kill("timeout", f"overran the time limit of {self._timeout_s:g} s")
+            job.settle(*exchange.result())
+        except HandlerEndedError as ended:
+            job.fail(HandlerDied(f"the handler at work on this request {ended.end.sentence}"))
+            raise
+        finally:
+            exchange.cancel()
+
+    async def _stop(
+        self, handler: HandlerProcess, exchange: asyncio.Task[Exchanged], job: Job
+    ) -> None:
+        """Nobody waits for the answer any more: the handler stops at its next layer, or is killed."""
+        try:
+            async with asyncio.timeout(self._cancel_s):
+                await handler.cancel(job.header["id"])
+                await asyncio.wait({exchange})
+        except TimeoutError:
+            sentence = f"did not stop within {self._cancel_s:g} s when asked to"
+            raise handler.kill("cancel", sentence) from None
+
+
+def _pause(fruitless: int) -> float:
+    """Seconds before the next start: none after the first end, then doubling up to a limit."""
+    if fruitless < 2:
+        return 0.0
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(fruitless - 2, 16))

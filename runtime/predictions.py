@@ -1,0 +1,49 @@
+"""Image in, labels out: `/predictions/{model}`."""
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from runtime import bodies
+from runtime.descriptions import IMAGE_BODY, INFERENCE, ModelName, StrategyHeader, Top
+from runtime.service import service_of
+
+router = APIRouter(tags=["predictions"])
+
+
+class Prediction(BaseModel):
+    label: str
+    index: int = Field(ge=0, description="The class's index.")
+    probability: float | None = Field(description="null where it is not a finite number.")
+
+
+@router.post(
+    "/predictions/{model}",
+    response_model=list[Prediction],
+    responses=INFERENCE,
+    openapi_extra=IMAGE_BODY,
+    summary="An image's most probable labels",
+)
+async def predict_image(
+    request: Request, model: ModelName, top: Top = 5, strategy: StrategyHeader = None
+) -> Response:
+    return await predict(request, model, top=top, strategy=strategy)
+
+
+async def predict(request: Request, name: str, *, top: int, strategy: str | None) -> Response:
+    """Answers a request whose body is an image, raw or in a form, with its `top` labels."""
+    service = service_of(request)
+    model = service.inference(request, name)
+    chosen = service.strategy(strategy)
+    image = await bodies.read_file(request, service.settings.max_body_bytes)
+    answer = await service.infer(
+        request,
+        model=name,
+        version=None,
+        strategy=chosen,
+        tensor={"kind": "image"},
+        body=image,
+        outputs=("labels",),
+        top=min(top, model.manifest.classes),
+    )
+    (labels,) = answer.result.labels or ((),)
+    return service.respond(request, answer, [label.model_dump() for label in labels])

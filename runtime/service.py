@@ -1,0 +1,169 @@
+"""What all inference routes share: the model, the strategy, a handler's answer, and the record of it all."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+
+from handler.strategies import STRATEGIES
+from models.store import CorruptModel, PreparedModel, Store, UnknownModel
+from runtime import answers, reporting
+from runtime.errors import BadInput, CallerLeft, Fault, NotFound, Unavailable
+from runtime.metrics import Metrics
+from runtime.pool import Answer, Job, Pool
+from runtime.requests import Record, Records
+from runtime.settings import Settings
+
+_T = TypeVar("_T")
+
+
+class Service:
+    def __init__(self, settings: Settings, store: Store, pool: Pool, metrics: Metrics) -> None:
+        self.settings = settings
+        self.store = store
+        self.pool = pool
+        self.metrics = metrics
+        self.records = Records()
+
+    def why_not_ready(self) -> str | None:
+        """None when a request would be served now; otherwise one sentence."""
+        return self.pool.why_not_ready() or self._why_no_model()
+
+    def require_ready(self) -> None:
+        reason = self.why_not_ready()
+        if reason is not None:
+            raise Unavailable(reason)
+
+    def inference(self, request: Request, name: str, version: str | None = None) -> PreparedModel:
+        """The model that an inference request names, noted in its record; raises as `model` does."""
+        record: Record = request.state.record
+        record.inference = True
+        model = self.model(name, version)
+        record.model = model.name
+        record.version = model.version
+        return model
+
+    def model(self, name: str, version: str | None = None) -> PreparedModel:
+        """Raises NotFound, or Fault for a model whose manifest is damaged."""
+        try:
+            return self.store.open(name, version)
+        except UnknownModel:
+            raise NotFound(self._unknown(name, version)) from None
+        except CorruptModel as error:
+            raise Fault(str(error)) from error
+
+    def default_model(self) -> str:
+        """The model of the routes that name none; raises NotFound."""
+        if self.settings.default_model is not None:
+            return self.settings.default_model
+        names = self.store.names()
+        if len(names) != 1:
+            raise NotFound(f"CICADA_DEFAULT_MODEL is not set and {_prepared(names)}")
+        return names[0]
+
+    def strategy(self, header: str | None, parameter: object = None) -> str:
+        """The header's, else the v2 parameter's, else the setting's; raises BadInput."""
+        named = parameter if header is None else header
+        if named is None:
+            return self.settings.strategy
+        if not isinstance(named, str) or named not in STRATEGIES:
+            raise BadInput(
+                f"strategy {named!r} is unknown, expected one of {', '.join(STRATEGIES)}"
+            )
+        return named
+
+    async def infer(
+        self,
+        request: Request,
+        *,
+        model: str,
+        version: str | None,
+        strategy: str,
+        tensor: dict[str, Any],
+        body: bytes,
+        outputs: Sequence[str],
+        top: int = 1,
+    ) -> Answer:
+        """Hands the request to a handler; raises ServiceError, CallerLeft if nobody waits any more.
+
+        model, version: as the caller named them, so that the handler resolves a model's link itself, once.
+        tensor, body: the frame's `input`, and its bytes.
+        """
+        record: Record = request.state.record
+        header = {
+            "id": record.id,
+            "model": model,
+            "version": version,
+            "strategy": strategy,
+            "input": tensor,
+            "outputs": list(outputs),
+            "top": top,
+        }
+        record.strategy = strategy
+        job = Job(header, body)
+        try:
+            answer = await _unless_left(request, self.pool.infer(job))
+        finally:
+            record.dispatched_ns = job.dispatched_ns
+        record.timeline = answer.result.timeline
+        record.version = answer.result.version
+        return answer
+
+    def finish(self, record: Record) -> None:
+        """Keeps and counts what concerned a model."""
+        if record.inference:
+            self.records.add(record)
+            self.metrics.observe(record)
+
+    def respond(self, request: Request, answer: Answer, value: Any) -> Response:
+        """The answer with the headers that say where its time went; encoded first, as `total` ends there."""
+        record: Record = request.state.record
+        content = answers.encode(value)
+        record.answered_ns = time.monotonic_ns()
+        headers = reporting.headers(answer.result.timeline, record.proxy_times())
+        return Response(content, media_type="application/json", headers=headers)
+
+    def _why_no_model(self) -> str | None:
+        if self.store.names():
+            return None
+        if damaged := self.store.damaged():
+            return f"no prepared model can be opened: {', '.join(damaged)} must be prepared anew"
+        return "no model is prepared; `cicada prepare` does that"
+
+    def _unknown(self, name: str, version: str | None) -> str:
+        try:
+            versions = self.store.versions(name)
+        except UnknownModel:
+            return f"model {name!r} is not prepared; {_prepared(self.store.names())}"
+        return f"model {name!r} has no version {version!r}, it has {', '.join(versions)}"
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _prepared(names: Sequence[str]) -> str:
+    return f"prepared are {', '.join(names)}" if names else "no model is prepared"
+
+
+async def _unless_left(request: Request, work: Awaitable[_T]) -> _T:
+    """The result of `work`, which is cancelled if the caller closes the connection first."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.create_task(_caller_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise CallerLeft("the caller closed the connection")
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+
+
+async def _caller_left(request: Request) -> None:
+    """Returns when the connection is closed; the request's body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
