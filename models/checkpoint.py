@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,12 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _load(path: Path, *, mapped: bool) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Validating sparse tensor")
+            # torch.load maps by name only, and takes files named so for safetensors whatever they hold.
+            mapped = mapped and path.suffix != ".safetensors"
+            content = str(path) if mapped else file
+            return torch.load(content, map_location="cpu", weights_only=True, mmap=mapped)
     except UnpicklingError as error:
         pickled = re.search(r"GLOBAL ([\w.]+)", str(error))
         found = f"it holds {pickled[1]}" if pickled else "it is not one"
@@ -83,9 +89,11 @@ def _load(path: Path, *, mapped: bool) -> Any:
             f"{path} cannot be read as a checkpoint of tensors alone: {found}; "
             "expected what torch.save(model.state_dict(), file) or safetensors writes"
         ) from error
-    except (RuntimeError, ValueError, KeyError, EOFError) as error:
+    except Exception as error:  # damaged bytes fail in torch wherever they lead it: IndexError, ...
         reason = str(error).partition("\n")[0].removesuffix(".") or type(error).__name__
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {reason}") from error
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint, it is damaged or of another kind: {reason}"
+        ) from error
 
 
 def _state_dict(path: Path, content: object, key: str | None) -> dict[str, Tensor]:

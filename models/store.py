@@ -84,20 +84,21 @@ class Store:
         return [name for name in self._linked() if not self._is_sound(name)]
 
     def open(self, name: str, version: str | None = None) -> PreparedModel:
-        """The model's current or given version; the link is resolved once. Raises UnknownModel, CorruptModel."""
-        current = self._current(name)
-        if current is None:
-            raise UnknownModel(f"there is no model {name!r} in {self.root}")
-        folder = self._folder(name, version or current)
-        if folder is None:
-            raise UnknownModel(f"model {name!r} has no version {version or current!r}")
-        return _read(name, folder)
+        """The model's current or given version; the link is resolved once.
+
+        Raises UnknownModel, CorruptModel.
+        """
+        while True:
+            current = self._existing(name)
+            try:
+                return self._open_version(name, version or current)
+            except StoreError:
+                if version or self._current(name) == current:
+                    raise  # else it was replaced, twice, while it was read
 
     def versions(self, name: str) -> list[str]:
         """The model's versions, the current one first, then the newest. Raises UnknownModel."""
-        current = self._current(name)
-        if current is None:
-            raise UnknownModel(f"there is no model {name!r} in {self.root}")
+        current = self._existing(name)
         return sorted(
             self._version_folders(name),
             key=lambda version: (version == current, self._modified_ns(name, version)),
@@ -149,11 +150,10 @@ class Store:
         try:
             yield Writer(self, name, folder)
         finally:
-            if folder.exists():
-                shutil.rmtree(folder)
-            os.close(alive)
             with self._locked():
-                pass  # takes the empty folders away
+                if folder.exists():
+                    self._discard(folder)
+            os.close(alive)
 
     def _publish(self, name: str, folder: Path, manifest: Manifest) -> PreparedModel:
         encoded = _encoded(manifest)
@@ -179,7 +179,7 @@ class Store:
                     self._discard(target)
                 raise
             self._prune(name, version, previous)
-        return _read(name, target)
+            return _read(name, target)
 
     def _link(self, name: str, version: str) -> None:
         new = self._folders / f"{_NEW}{secrets.token_hex(8)}"
@@ -263,6 +263,18 @@ class Store:
 
     def _current(self, name: str) -> str | None:
         return _link_version(self.root / name) if is_model_name(name) else None
+
+    def _existing(self, name: str) -> str:
+        current = self._current(name)
+        if current is None:
+            raise UnknownModel(f"there is no model {name!r} in {self.root}")
+        return current
+
+    def _open_version(self, name: str, version: str) -> PreparedModel:
+        folder = self._folder(name, version)
+        if folder is None:
+            raise UnknownModel(f"model {name!r} has no version {version!r}")
+        return _read(name, folder)
 
     def _folder(self, name: str, version: str) -> Path | None:
         if re.fullmatch(VERSION_PATTERN, version) is None:
