@@ -124,8 +124,9 @@ class Run:
             self._error = error
         self._to_apply.put(_STOP)
         self._to_execute.put(_STOP)
-        if self._flight is not None:
-            self._flight.stop()
+        flight = self._flight  # read once: a cancellation may meet the request's end
+        if flight is not None:
+            flight.stop()
 
     def execute(self, value: Any) -> Any:
         """The compute unit: runs the layers on the input, each as soon as its weights are applied."""

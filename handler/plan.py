@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 import torch
@@ -101,7 +102,7 @@ def _planned(model: str, layer: Layer, entry: LayerEntry) -> PlannedLayer:
     found = [(tensor.name, tensor.shape, _DTYPES[tensor.dtype]) for tensor in entry.parameters]
     expected = [(place.key, place.shape, place.dtype) for place in layer.tensors]
     if found != expected:
-        wrong = next(pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1])
+        wrong = next(pair for pair in zip_longest(found, expected) if pair[0] != pair[1])
         raise ModelFault(
             f"model {model!r}: layer {layer.name} has the tensor {wrong[0]}, expected {wrong[1]}"
         )

@@ -6,15 +6,30 @@ import io
 import math
 import mmap
 import os
+import pickle
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 CHUNK_BYTES: Final = 4 << 20
 _MADV_POPULATE_READ: Final = 22
+_UNPICKLING_ERRORS: Final = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    EOFError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    struct.error,
+)
+"""What torch.load raises for bytes that are not what was saved (found by damaging files at random)."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -70,22 +85,27 @@ class MappedFile:
 
     def step(self) -> bool:
         if self._mapping is None:
+            found = os.fstat(self._descriptor).st_size
+            if found < self._size:
+                raise _cut_short(found, self._size)
             self._mapping = mmap.mmap(
                 self._descriptor, self._size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
             )
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         length = min(CHUNK_BYTES, self._size - self._populated)
         if _libc.madvise(self._address + self._populated, length, _MADV_POPULATE_READ) != 0:
-            self._touch(self._mapping, length, ctypes.get_errno())
+            self._touch(length, ctypes.get_errno())
         self._populated += length
         return self._populated < self._size
 
-    def _touch(self, mapping: mmap.mmap, length: int, error: int) -> None:
+    def _touch(self, length: int, error: int) -> None:
         """Reads a byte of each page: for kernels before 5.14, which do not know the advice."""
+        if error == errno.EFAULT:  # the advice's word for what a read would be killed for
+            raise _cut_short(os.fstat(self._descriptor).st_size, self._size)
         if error != errno.EINVAL:
             raise OSError(error, os.strerror(error))
-        for position in range(self._populated, self._populated + length, mmap.PAGESIZE):
-            _ = mapping[position]
+        content = np.frombuffer(self._mapping, np.uint8, length, self._populated)  # type: ignore[arg-type]
+        content[:: mmap.PAGESIZE].max()  # numpy lets go of the GIL, indexing the mapping would not
 
     def take(self) -> Mapping[str, Tensor]:
         mapping, self._mapping = self._mapping, None
@@ -131,18 +151,33 @@ class ReadFile:
             end = min(self._position + CHUNK_BYTES, self._size)
             count = os.preadv(self._descriptor, [whole[self._position : end]], self._position)
         if count == 0:
-            raise OSError(errno.EIO, f"the file ends after {self._position} of {self._size} bytes")
+            raise _cut_short(self._position, self._size)
         self._position += count
         if self._position < self._size:
             return True
-        self._file.seek(0)
-        self._tensors = torch.load(self._file, weights_only=True)
+        self._tensors = _unpickled(self._file)
         self._file = None
         return False
 
     def take(self) -> Mapping[str, Tensor]:
         tensors, self._tensors = self._tensors, {}
         return tensors
+
+
+def _unpickled(file: io.BytesIO) -> Mapping[str, Tensor]:
+    file.seek(0)
+    try:
+        tensors: object = torch.load(file, weights_only=True)
+    except _UNPICKLING_ERRORS as error:
+        what = f"no sound file of tensors ({type(error).__name__})"
+        raise OSError(errno.EBADMSG, what) from error
+    if not isinstance(tensors, dict):
+        raise OSError(errno.EBADMSG, f"holds a {type(tensors).__name__}, expected tensors by name")
+    return tensors
+
+
+def _cut_short(found: int, expected: int) -> OSError:
+    return OSError(errno.EIO, f"ends after {found} of {expected} bytes")
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The layers of one request: a version's files opened, and per layer the steps L, W, A and E."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from handler.plan import Plan, PlannedLayer
 from handler.retrieval import MappedFile, ReadFile, WeightFile
 from handler.strategies import Strategy
 from models.layers import BuiltLayer
-from models.manifest import WeightFormat
+from models.manifest import LayerEntry, WeightFormat
 from models.store import PreparedModel
 
 
@@ -22,32 +22,39 @@ class OpenFiles:
     """
 
     def __init__(self, model: PreparedModel, plan: Plan) -> None:
+        self._model = model
         self._descriptors: dict[int, int] = {}
         folder = os.open(model.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for planned in plan.layers:
-                self._open(model, planned, folder)
+                self._open(planned.entry, folder)
         except BaseException:
             self.close()
             raise
         finally:
             os.close(folder)
 
-    def _open(self, model: PreparedModel, planned: PlannedLayer, folder: int) -> None:
-        entry = planned.entry
+    def _open(self, entry: LayerEntry, folder: int) -> None:
         if entry.file is None:
             return
-        where = f"model {model.name!r}: {model.path / entry.file}"
         try:
             descriptor = os.open(
                 entry.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder
             )
         except OSError as error:
-            raise ModelFault(f"{where}: {error.strerror}") from error
+            if isinstance(error, FileNotFoundError) and not self._model.path.exists():
+                raise
+            raise self.fault(entry, error.strerror) from error
         self._descriptors[entry.index] = descriptor
         size = os.fstat(descriptor).st_size
         if size != entry.bytes:
-            raise ModelFault(f"{where}: has {size} bytes, expected {entry.bytes}")
+            raise self.fault(entry, f"has {size} bytes, expected {entry.bytes}")
+
+    def fault(self, entry: LayerEntry, what: str | None) -> ModelFault:
+        """What is wrong with a layer's file, named."""
+        return ModelFault(
+            f"model {self._model.name!r}: {self._model.path / str(entry.file)}: {what}"
+        )
 
     def descriptor(self, index: int) -> int:
         return self._descriptors[index]
@@ -55,6 +62,29 @@ class OpenFiles:
     def close(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
+
+
+class NamedFile:
+    """A layer's weight file whose faults name it."""
+
+    __slots__ = ("_fault", "_file")
+
+    def __init__(self, file: WeightFile, fault: Callable[[str], ModelFault]) -> None:
+        self._file = file
+        self._fault = fault
+
+    @property
+    def bytes(self) -> int:
+        return self._file.bytes
+
+    def step(self) -> bool:
+        try:
+            return self._file.step()
+        except OSError as error:
+            raise self._fault(error.strerror or str(error)) from error
+
+    def take(self) -> Mapping[str, Tensor]:
+        return self._file.take()
 
 
 class LayerStep:
@@ -102,17 +132,33 @@ class LayerStep:
         entry = self._planned.entry
         descriptor = self._files.descriptor(entry.index)
         if self._format == "pth":
-            return ReadFile(descriptor, entry.bytes)
-        return MappedFile(descriptor, entry.bytes, self._planned.views)
+            return NamedFile(ReadFile(descriptor, entry.bytes), self._fault)
+        return NamedFile(MappedFile(descriptor, entry.bytes, self._planned.views), self._fault)
 
     def apply(self, retrieval: WeightFile) -> None:
         tensors = retrieval.take()
         if self._format == "safetensors":
             self.built.bind(tensors)
             return
+        self._check(tensors)
         if not self._strategy.initialize:
             miniloader.restore(self.built)
         self.built.copy(tensors)
+
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
+        """A `pth` file has its own say on shapes, and a copy would broadcast what does not fit."""
+        for place in self._planned.layer.tensors:
+            found = tensors.get(place.key)
+            if not isinstance(found, Tensor):
+                raise self._fault(f"has no tensor {place.key}")
+            if tuple(found.shape) != place.shape or found.dtype != place.dtype:
+                raise self._fault(
+                    f"has {place.key} as {found.dtype} {tuple(found.shape)}, "
+                    f"expected {place.dtype} {place.shape}"
+                )
+
+    def _fault(self, what: str) -> ModelFault:
+        return self._files.fault(self._planned.entry, what)
 
     def execute(self, value: Tensor) -> Tensor:
         return self.built.execute(value)
