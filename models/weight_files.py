@@ -51,7 +51,7 @@ def write(
     `on_written` is told the bytes of each piece. Raises OSError when the disk does not take them.
     """
     with path.open("xb", buffering=0) as file:
-        output = _Output(file, on_written)
+        output = _Output(file, path, on_written)
         write_tensors = _write_safetensors if weight_format == "safetensors" else _write_pth
         entries = write_tensors(output, places, weights)
     return WeightFile(output.bytes, output.sha256, entries)
@@ -60,8 +60,9 @@ def write(
 class _Output:
     """A file that counts and hashes what goes through."""
 
-    def __init__(self, file: BinaryIO, on_written: Callable[[int], None]) -> None:
+    def __init__(self, file: BinaryIO, path: Path, on_written: Callable[[int], None]) -> None:
         self._file = file
+        self._path = path
         self._digest = hashlib.sha256()
         self._on_written = on_written
         self.bytes = 0
@@ -87,6 +88,7 @@ class _Output:
             try:
                 written += self._file.write(chunk[written:])
             except OSError as error:
+                error.filename = str(self._path)
                 self.error = error
                 raise
         self.bytes += chunk.nbytes

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -232,22 +233,14 @@ def test_leftovers_of_a_dead_process_go_and_those_of_a_living_one_stay(store: St
 def test_many_preparations_of_one_model_at_once(store: Store) -> None:
     count = 12
     barrier = threading.Barrier(count)
-    failures: list[Exception] = []
 
     def prepare(number: int) -> None:
-        try:
-            barrier.wait(30)
-            for turn in range(5):
-                add(store, "small", f"{number % 4}-{turn}".encode())
-        except Exception as error:
-            failures.append(error)
+        barrier.wait(30)
+        for turn in range(5):
+            add(store, "small", f"{number % 4}-{turn}".encode())
 
-    threads = [threading.Thread(target=prepare, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert failures == []
+    with ThreadPoolExecutor(count) as pool:
+        assert list(pool.map(prepare, range(count))) == [None] * count
     assert store.verify("small") == []
     assert len(store.versions("small")) == 2
     assert not [path for path in everything(store.root) if ".new-" in path or ".old-" in path]
