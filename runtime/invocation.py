@@ -10,6 +10,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from runtime import gantt
+
 UNITS: Final = ("layer", "weight", "compute")
 _CONNECT_S: Final = 5.0
 
@@ -19,11 +21,22 @@ class _InvocationError(Exception):
 
 
 def invoke(
-    image: Path, *, model: str | None, strategy: str | None, url: str | None, top: int
+    image: Path,
+    *,
+    model: str | None,
+    strategy: str | None,
+    url: str | None,
+    top: int,
+    timeline: bool = False,
 ) -> None:
-    """Prints the answer's labels and timing headers as tables; exits with 1 and a sentence on failure."""
+    """Prints the answer's labels and timing headers as tables; exits with 1 and a sentence on failure.
+
+    timeline: also draws the request's Gantt chart.
+    """
     try:
-        response = _post(image, model, strategy, url or _local_url(), top)
+        service = (url or _local_url()).rstrip("/")
+        response = _post(image, model, strategy, service, top)
+        drawn = _timeline(service, response.headers["X-Request-ID"]) if timeline else None
     except _InvocationError as error:
         sys.exit(f"cicada: {error}")
     console = Console()
@@ -31,6 +44,8 @@ def invoke(
     console.print(_times(response.headers))
     console.print(_units(response.headers))
     console.print(_summary(response.headers))
+    if drawn is not None:
+        console.print(gantt.chart(drawn, max(20, console.width - 10)))
 
 
 def _local_url() -> str:
@@ -51,7 +66,7 @@ def _post(
         headers["Cicada-Strategy"] = strategy
     try:
         response = httpx.post(
-            url.rstrip("/") + path,
+            url + path,
             params={"top": top},
             headers=headers,
             content=image.read_bytes(),
@@ -64,6 +79,17 @@ def _post(
     if not response.is_success:
         raise _InvocationError(_sentence(response))
     return response
+
+
+def _timeline(url: str, request_id: str) -> dict[str, Any]:
+    try:
+        response = httpx.get(f"{url}/requests/{request_id}", timeout=_CONNECT_S)
+    except httpx.HTTPError as error:
+        raise _InvocationError(f"{url} does not answer: {error}") from None
+    if not response.is_success:
+        raise _InvocationError(_sentence(response))
+    found: dict[str, Any] = response.json()
+    return found
 
 
 def _sentence(response: httpx.Response) -> str:
