@@ -31,6 +31,12 @@ _NESTING_KEYS: Final = (
 )
 _PREFIXES: Final = ("module.", "_orig_mod.")
 """What wrappers put before every key: data parallel, compilation."""
+_EARLIER_NAMES: Final = (
+    (re.compile(r"\.mlp\.linear_1\."), ".mlp.0."),
+    (re.compile(r"\.mlp\.linear_2\."), ".mlp.3."),
+)
+"""A ViT's keys before torchvision 0.13 (pytorch/vision pull request 6053); its published files still
+have them, and its modules rename them when they load."""
 _COUNTER: Final = "num_batches_tracked"
 _LISTED: Final = 10
 
@@ -50,9 +56,9 @@ def read(path: Path, key: str | None = None) -> dict[str, Tensor]:
     if not start:
         raise CheckpointError(f"{path} is empty, expected a state dict")
     if _is_safetensors(start, path):
-        return _without_prefixes(_read_safetensors(path))
+        return _with_current_names(_without_prefixes(_read_safetensors(path)))
     content = _load(path, mapped=start.startswith(b"PK\x03\x04"))
-    return _without_prefixes(_state_dict(path, content, key))
+    return _with_current_names(_without_prefixes(_state_dict(path, content, key)))
 
 
 def _start(path: Path) -> bytes:
@@ -165,6 +171,16 @@ def _without_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if tensors and all(key.startswith(prefix) for key in tensors):
             return _without_prefixes({key.removeprefix(prefix): tensors[key] for key in tensors})
     return tensors
+
+
+def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {_current_name(key): tensor for key, tensor in tensors.items()}
+
+
+def _current_name(key: str) -> str:
+    for earlier, current in _EARLIER_NAMES:
+        key = earlier.sub(current, key)
+    return key
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,3 +276,20 @@ def test_a_vit_s_image_size_comes_from_its_positions(name: str, image_size: int)
     shapes = {p.key: p.shape for layer in model.layers for p in layer.tensors}
     tensors = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
     assert checkpoint.dimensions(name, tensors) == Dimensions(5, image_size)
+
+
+def test_a_vit_with_torchvision_s_earlier_names_is_read(tmp_path: Path) -> None:
+    """torchvision's published ViT files have them: its modules rename them when they load."""
+    current = dict(RandomWeights(catalog.architecture("vit_b_32"), 1))
+    earlier = {
+        key.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2."): tensor
+        for key, tensor in current.items()
+    }
+    assert earlier.keys() != current.keys()
+    expected = catalog.torchvision_model("vit_b_32")
+    expected.load_state_dict(OrderedDict(earlier))  # strict, by torchvision's own renaming
+    torch.save(earlier, tmp_path / "vit.pth")
+
+    read = checkpoint.read(tmp_path / "vit.pth")
+
+    assert_equal(dict(sorted(read.items())), dict(sorted(expected.state_dict().items())))
