@@ -12,8 +12,9 @@ from models import resnet, vgg, vit
 from models.blueprint import structure_only
 from models.errors import ModelError
 from models.layers import Architecture, Layer
+from models.manifest import Granularity
 
-Chain = Callable[[Any, str], Iterator[Layer]]
+Chain = Callable[[Any, Granularity], Iterator[Layer]]
 
 _FAMILIES: Final[dict[Chain, tuple[str, ...]]] = {
     resnet.layers: (
@@ -85,7 +86,7 @@ def torchvision_model(name: str, *, classes: int = 1000, image_size: int = 224) 
 
 @functools.lru_cache(maxsize=16)
 def architecture(
-    name: str, *, granularity: str = "block", classes: int = 1000, image_size: int = 224
+    name: str, *, granularity: Granularity = "block", classes: int = 1000, image_size: int = 224
 ) -> Architecture:
     """The chain of layers of torchvision's `name`. It holds structure, no weights, so it may be kept.
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from models.blueprint import Blueprint, Slot, Structure
+from models.manifest import Granularity
 
 Run = Callable[[nn.Module, Tensor], Tensor]
 Initializer = Callable[[nn.Module], None]
@@ -47,7 +48,9 @@ class Layer:
         self._run = run
         self._initialize = initialize
         persistent = [slot for slot in self._blueprint.slots if slot.persistent]
-        self.slots: tuple[tuple[str, Slot], ...] = tuple((prefix + slot.name, slot) for slot in persistent)
+        self.slots: tuple[tuple[str, Slot], ...] = tuple(
+            (prefix + slot.name, slot) for slot in persistent
+        )
         self.parameter_slots = tuple(slot for slot in persistent if slot.parameter)
         self.tensors: tuple[TensorPlace, ...] = tuple(
             TensorPlace(key, slot.shape, slot.dtype, slot.parameter) for key, slot in self.slots
@@ -63,7 +66,9 @@ class BuiltLayer:
 
     __slots__ = ("_initialize", "_run", "_structure", "layer")
 
-    def __init__(self, layer: Layer, structure: Structure, run: Run, initialize: Initializer) -> None:
+    def __init__(
+        self, layer: Layer, structure: Structure, run: Run, initialize: Initializer
+    ) -> None:
         self.layer = layer
         self._structure = structure
         self._run = run
@@ -85,12 +90,15 @@ class BuiltLayer:
     def allocate(self) -> None:
         """Gives every parameter and buffer memory of its full shape and precision."""
         for _, slot in self.layer.slots:
-            self.put(slot, torch.empty(slot.shape, dtype=slot.dtype))
+            tensor = torch.empty(slot.shape, dtype=slot.dtype)
+            self.put(slot, nn.Parameter(tensor, requires_grad=False) if slot.parameter else tensor)
 
     def initialize(self) -> None:
         """Runs each module's own reset, then torchvision's initialization of this layer."""
         for module in reversed(list(self._structure.root.modules())):
-            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            reset = getattr(module, "reset_parameters", None) or getattr(
+                module, "_reset_parameters", None
+            )
             if reset is not None:
                 reset()
         self._initialize(self._structure.root)
@@ -117,7 +125,7 @@ class Architecture:
     """A network by name, as a chain whose output equals torchvision's `eval()` forward bit for bit."""
 
     name: str
-    granularity: str
+    granularity: Granularity
     classes: int
     image_size: int
     """Side in pixels of the square input for which it was built."""

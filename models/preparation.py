@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from torch import Tensor
 
@@ -75,7 +74,7 @@ def prepare(
                 format_version=1,
                 architecture=chain.name,
                 image_size=chain.image_size,
-                granularity=cast("Granularity", chain.granularity),
+                granularity=chain.granularity,
                 weight_format=weight_format,
                 classes=chain.classes,
                 input=source.preset.input,

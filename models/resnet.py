@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torchvision.models.resnet import ResNet
 
 from models.layers import Layer
+from models.manifest import Granularity
 
 
-def layers(model: ResNet, granularity: str) -> Iterator[Layer]:
+def layers(model: ResNet, granularity: Granularity) -> Iterator[Layer]:
     """The chain of a torchvision ResNet; its flattening before the classifier belongs to `fc`."""
     for name in ("conv1", "bn1", "relu", "maxpool"):
         yield _layer(name, getattr(model, name))
@@ -18,7 +19,9 @@ def layers(model: ResNet, granularity: str) -> Iterator[Layer]:
         if granularity == "stage":
             yield _layer(name, stage)
         else:
-            yield from (_layer(f"{name}.{block}", module) for block, module in stage.named_children())
+            yield from (
+                _layer(f"{name}.{block}", module) for block, module in stage.named_children()
+            )
     yield _layer("avgpool", model.avgpool)
     yield Layer("fc", model.fc, "fc.", run=_classify, initialize=_initialize)
 

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torchvision.models.vgg import VGG
 
 from models.layers import Layer, call
+from models.manifest import Granularity
 
 
-def layers(model: VGG, granularity: str) -> Iterator[Layer]:
+def layers(model: VGG, granularity: Granularity) -> Iterator[Layer]:
     """The chain of a torchvision VGG; its flattening before the classifier belongs to `classifier`.
 
     As blocks, a convolution of `features` is a layer with what follows it up to the next one, named

@@ -8,15 +8,18 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import MLPBlock, VisionTransformer
 
 from models.layers import Layer
+from models.manifest import Granularity
 
 
-def layers(model: VisionTransformer, granularity: str) -> Iterator[Layer]:
+def layers(model: VisionTransformer, granularity: Granularity) -> Iterator[Layer]:
     """The chain of a torchvision ViT.
 
     `conv_proj` includes the reshaping into a sequence, `heads` the choice of the class token. As blocks,
     the encoder is its position embedding, its blocks and its final normalization.
     """
-    yield Layer("conv_proj", model.conv_proj, "conv_proj.", run=_patches, initialize=_initialize_patches)
+    yield Layer(
+        "conv_proj", model.conv_proj, "conv_proj.", run=_patches, initialize=_initialize_patches
+    )
     yield Layer(
         "class_token", _bare("class_token", model), "", run=_prepend, initialize=_zero_class_token
     )
