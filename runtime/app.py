@@ -36,6 +36,7 @@ def create_app(settings: Settings, *, command: Sequence[str] | None = None) -> F
         description="Image classification that builds, loads and runs the model for each request.",
         lifespan=_lifespan,
         redirect_slashes=False,
+        responses={"default": {"model": errors.ErrorBody, "description": "Any error"}},
     )
     app.state.service = service
     errors.install(app)

@@ -67,10 +67,10 @@ async def _file_field(headers: Headers, body: bytes) -> bytes:
         form = await _InMemory(headers, _once(body), max_files=1, max_fields=16).parse()
     except MultiPartException as error:
         raise BadInput(f"the multipart form cannot be read: {error.message}") from None
-    field = form.get(FIELD)
-    if not isinstance(field, UploadFile):
-        raise BadInput(f"the multipart form has no file in a field named {FIELD!r}")
     try:
+        field = form.get(FIELD)
+        if not isinstance(field, UploadFile):
+            raise BadInput(f"the multipart form has no file in a field named {FIELD!r}")
         return await field.read()
     finally:
         await form.close()

@@ -15,6 +15,7 @@ ServiceError                    500
 The message is one sentence for the caller: what was wrong, what was found, what was expected.
 """
 
+import reprlib
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import ClassVar, Final, Self
@@ -94,6 +95,15 @@ class Unavailable(_TryAgain):
 
 class OverTime(ServiceError):
     status = 504
+
+
+_BRIEF: Final = reprlib.Repr()
+_BRIEF.maxstring = 80  # a model's name is no longer than 64
+
+
+def brief(value: object) -> str:
+    """What a caller sent, to be quoted in a sentence: of a length that fits one."""
+    return _BRIEF.repr(value)
 
 
 _FROM_HANDLER: Final[Mapping[int, type[ServiceError]]] = {

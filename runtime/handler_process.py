@@ -62,7 +62,20 @@ class HandlerProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
-        """Starts `command --socket-fd N`; raises HandlerEndedError if it cannot be executed."""
+        """Starts `command --socket-fd N`; raises HandlerEndedError if it cannot be executed.
+
+        Cancelled, it still leaves no process behind.
+        """
+        starting = asyncio.create_task(cls._start(command))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(HandlerEndedError):
+                await (await starting).close(EXIT_GRACE_S)
+            raise
+
+    @classmethod
+    async def _start(cls, command: Sequence[str]) -> Self:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -130,12 +143,25 @@ class HandlerProcess:
         return HandlerEndedError(End(cause, sentence))
 
     async def close(self, grace_s: float) -> None:
-        """Closes the socket, which tells the handler to exit; kills it after `grace_s`, and reaps it."""
+        """Closes the socket, which tells the handler to exit; kills it after `grace_s`, and reaps it.
+
+        Cancelled, it does all that nevertheless.
+        """
+        closing = asyncio.create_task(self._close(grace_s))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])
+            raise
+
+    async def _close(self, grace_s: float) -> None:
         self.incoming.cancel()
         await asyncio.wait([self.incoming])
         if not self.incoming.cancelled():
             self.incoming.exception()  # seen: what was wrong has been told, or no longer matters
-        self._writer.close()
+        self._writer.transport.abort()  # `close` would first send what a hung handler does not read
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
         if not await self._exited(grace_s):
             self.kill("close", "did not exit")
             # A process in an uninterruptible sleep cannot be waited for: the event loop reaps it later.

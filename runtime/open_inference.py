@@ -25,7 +25,7 @@ from runtime.descriptions import (
     ModelVersion,
     StrategyHeader,
 )
-from runtime.errors import BadInput, Fault, UnsupportedMediaType
+from runtime.errors import BadInput, Fault, UnsupportedMediaType, brief
 from runtime.frames import Tensor
 from runtime.pool import Answer
 from runtime.service import service_of
@@ -234,10 +234,10 @@ def _parse(body: bytes) -> InferenceRequest:
 def _input_tensor(inputs: Sequence[RequestInput], model: PreparedModel) -> _InputTensor:
     names = [tensor.name for tensor in inputs]
     if names != [INPUT]:
-        raise BadInput(f"inputs are {names}, expected exactly one, named {INPUT!r}")
+        raise BadInput(f"inputs are {brief(names)}, expected exactly one, named {INPUT!r}")
     (tensor,) = inputs
     if tensor.datatype != "FP32":
-        raise BadInput(f"input {INPUT!r} has datatype {tensor.datatype!r}, expected 'FP32'")
+        raise BadInput(f"input {INPUT!r} has datatype {brief(tensor.datatype)}, expected 'FP32'")
     _check_shape(tensor.shape, model)
     values = _values(tensor)
     header = {"kind": "tensor", "datatype": "FP32", "shape": tensor.shape}
@@ -248,7 +248,7 @@ def _check_shape(shape: list[int], model: PreparedModel) -> None:
     side = model.manifest.input.crop
     if len(shape) != 4 or shape[0] < 1 or shape[1:] != [3, side, side]:
         expected = f"[n, 3, {side}, {side}] with n from 1"
-        raise BadInput(f"input {INPUT!r} has shape {shape}, expected {expected}")
+        raise BadInput(f"input {INPUT!r} has shape {brief(shape)}, expected {expected}")
 
 
 def _values(tensor: RequestInput) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -263,7 +263,7 @@ def _values(tensor: RequestInput) -> np.ndarray[Any, np.dtype[np.float32]]:
     if found.shape not in {(count,), tuple(tensor.shape)}:
         expected = f"{count} numbers, flat or nested as the shape {tensor.shape} says"
         raise BadInput(
-            f"data of input {INPUT!r} has shape {list(found.shape)}, expected {expected}"
+            f"data of input {INPUT!r} has shape {brief(list(found.shape))}, expected {expected}"
         )
     with np.errstate(over="ignore"):
         values = found.astype("<f4", order="C")
@@ -277,7 +277,9 @@ def _outputs(asked: Sequence[RequestOutput] | None) -> list[str]:
     names = list(dict.fromkeys(output.name for output in asked or ()))
     unknown = [name for name in names if name not in OUTPUTS]
     if unknown:
-        raise BadInput(f"output {unknown[0]!r} is unknown, expected one of {', '.join(OUTPUTS)}")
+        raise BadInput(
+            f"output {brief(unknown[0])} is unknown, expected one of {', '.join(OUTPUTS)}"
+        )
     return names or [OUTPUTS[0]]
 
 

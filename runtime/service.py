@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from handler.strategies import STRATEGIES
 from models.store import CorruptModel, PreparedModel, Store, UnknownModel
 from runtime import answers, reporting
-from runtime.errors import BadInput, CallerLeft, Fault, NotFound, Unavailable
+from runtime.errors import BadInput, CallerLeft, Fault, NotFound, Unavailable, brief
 from runtime.metrics import Metrics
 from runtime.pool import Answer, Job, Pool
 from runtime.requests import Record, Records
@@ -70,7 +70,7 @@ class Service:
             return self.settings.strategy
         if not isinstance(named, str) or named not in STRATEGIES:
             raise BadInput(
-                f"strategy {named!r} is unknown, expected one of {', '.join(STRATEGIES)}"
+                f"strategy {brief(named)} is unknown, expected one of {', '.join(STRATEGIES)}"
             )
         return named
 
@@ -136,8 +136,8 @@ class Service:
         try:
             versions = self.store.versions(name)
         except UnknownModel:
-            return f"model {name!r} is not prepared; {_prepared(self.store.names())}"
-        return f"model {name!r} has no version {version!r}, it has {', '.join(versions)}"
+            return f"model {brief(name)} is not prepared; {_prepared(self.store.names())}"
+        return f"model {brief(name)} has no version {brief(version)}, it has {', '.join(versions)}"
 
 
 def service_of(request: Request) -> Service:
