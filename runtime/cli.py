@@ -64,9 +64,9 @@ def _errors_as_one_sentence() -> Iterator[None]:
         _fail(f"{where}{error.strerror or error}")
 
 
-def _fail(sentence: str) -> NoReturn:
+def _fail(sentence: str, status: int = 1) -> NoReturn:
     typer.echo(f"cicada: {sentence}", err=True)
-    raise typer.Exit(1)
+    raise typer.Exit(status)
 
 
 def _settings(weights: Path | None) -> "Settings":
@@ -75,7 +75,7 @@ def _settings(weights: Path | None) -> "Settings":
     try:
         return Settings() if weights is None else Settings(weights=weights)
     except SettingsError as error:
-        _fail(str(error))
+        _fail(str(error), status=2)
 
 
 @app.command(cls=OptionalWeightsCommand)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import http_sf
 import httpx
@@ -60,7 +61,7 @@ def _local_url() -> str:
 def _post(
     image: Path, model: str | None, strategy: str | None, url: str, top: int
 ) -> httpx.Response:
-    path = "/invocations" if model is None else f"/predictions/{model}"
+    path = "/invocations" if model is None else f"/predictions/{quote(model, safe='')}"
     headers = {"Content-Type": "application/octet-stream"}
     if strategy is not None:
         headers["Cicada-Strategy"] = strategy

@@ -50,7 +50,9 @@ def _listen(settings: Settings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        reason = error.strerror or error
+        reason = (error.strerror or str(error)).partition(" (while")[
+            0
+        ]  # what follows says it again
         sys.exit(f"cicada: cannot listen on {settings.host} port {settings.port}: {reason}")
 
 

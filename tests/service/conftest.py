@@ -1,15 +1,23 @@
-"""A pool of stub handlers, an application over them, and a real server."""
+"""A pool of stub handlers, a small prepared model, and real servers over it."""
 
 import asyncio
+import json
+import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
+import psutil
 import pytest
 
 STUB = Path(__file__).with_name("stub_handler.py")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +39,111 @@ async def _until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
+def _eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)
+
+
 @pytest.fixture
-def until() -> Callable[[Callable[[], object]], object]:
+def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
     """Awaits a condition, with a deadline."""
     return _until
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], object]], None]:
+    """Waits for a condition, with a deadline."""
+    return _eventually
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one small model."""
+    store = tmp_path_factory.mktemp("service") / "weights"
+    command = [sys.executable, "-m", "runtime.cli", "prepare", "resnet18", "--random", "0"]
+    subprocess.run(
+        [*command, "--weights", str(store)], check=True, capture_output=True, timeout=DEADLINE_S
+    )
+    return store
+
+
+class Server:
+    """`cicada serve` as a process of its own, on a free port of this machine."""
+
+    def __init__(self, log: Path, environment: dict[str, str]) -> None:
+        self._log = log
+        with log.open("wb") as output:
+            self.process = psutil.Popen(
+                [sys.executable, "-m", "runtime.cli", "serve"],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "HOST": "127.0.0.1", "PORT": "0", **environment},
+            )
+        _eventually(lambda: self.events("listening") or self.process.poll() is not None)
+        (listening,) = self.events("listening") or pytest.fail(self.log)
+        self.port: int = listening["port"]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(base_url=self.url, timeout=DEADLINE_S)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """The whole lines of the log, or those of one event."""
+        lines = self.log.split("\n")[:-1]
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        return [event for event in events if name in {None, event["event"]}]
+
+    def wait_until_ready(self) -> None:
+        _eventually(lambda: self.client.get("/v2/health/ready").status_code == 200)
+
+    def handlers(self) -> list[psutil.Process]:
+        return list(self.process.children())
+
+    def stop(self) -> int:
+        """Ends the server as an orchestrator does; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        code: int = self.process.wait(DEADLINE_S)
+        return code
+
+    def close(self) -> None:
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(DEADLINE_S)
+
+
+@contextmanager
+def _server(log: Path, environment: dict[str, str]) -> Iterator[Server]:
+    server = Server(log, environment)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A ready server with one handler of one thread, which the tests share."""
+    environment = {"CICADA_WEIGHTS": str(weights), "CICADA_THREADS": "1"}
+    with _server(tmp_path_factory.mktemp("server") / "log", environment) as running:
+        running.wait_until_ready()
+        yield running
+
+
+@pytest.fixture
+def start_server(weights: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts a server of the test's own, with more settings; it may not be ready yet."""
+    servers: list[Server] = []
+
+    def start(**settings: str) -> Server:
+        environment = {"CICADA_WEIGHTS": str(weights), "CICADA_THREADS": "1", **settings}
+        servers.append(Server(tmp_path / f"log{len(servers)}", environment))
+        return servers[-1]
+
+    yield start
+    for running in servers:
+        running.close()

@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+
+from runtime.settings import Settings, SettingsError, variable
+
+
+def test_defaults() -> None:
+    settings = Settings()
+    assert settings.weights == Path("weights")
+    assert settings.default_model is None
+    assert settings.strategy == "cicada"
+    assert (settings.host, settings.port) == ("0.0.0.0", 8080)  # noqa: S104
+    assert settings.max_body_bytes == 32 * 1024 * 1024
+
+
+def test_every_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "CICADA_WEIGHTS": "/elsewhere",
+        "CICADA_DEFAULT_MODEL": "vit_b_16",
+        "CICADA_STRATEGY": "pisel",
+        "CICADA_HANDLERS": "3",
+        "CICADA_THREADS": "4",
+        "CICADA_QUEUE": "5",
+        "CICADA_TIMEOUT_S": "6.5",
+        "CICADA_MAX_BODY_BYTES": "7",
+        "CICADA_DRAIN_S": "0",
+        "CICADA_LOG_LEVEL": "debug",
+        "HOST": "::1",
+        "PORT": "9",
+    }
+    assert set(given) == {variable(name) for name in Settings.model_fields}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == Settings(
+        weights=Path("/elsewhere"),
+        default_model="vit_b_16",
+        strategy="pisel",
+        handlers=3,
+        threads=4,
+        queue=5,
+        timeout_s=6.5,
+        max_body_bytes=7,
+        drain_s=0,
+        log_level="debug",
+        host="::1",
+        port=9,
+    )
+
+
+def test_what_is_given_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CICADA_WEIGHTS", "/environment")
+    assert Settings(weights=Path("/given")).weights == Path("/given")
+
+
+def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CICADA_DEFAULT_MODEL", "")
+    assert Settings().default_model is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("PORT", "http", "PORT is 'http': input should be a valid integer"),
+        ("PORT", "65536", "PORT is '65536': input should be less than or equal to 65535"),
+        (
+            "CICADA_HANDLERS",
+            "0",
+            "CICADA_HANDLERS is '0': input should be greater than or equal to 1",
+        ),
+        ("CICADA_TIMEOUT_S", "nan", "CICADA_TIMEOUT_S is 'nan': input should be a finite number"),
+        ("CICADA_TIMEOUT_S", "0", "CICADA_TIMEOUT_S is '0': input should be greater than 0"),
+        (
+            "CICADA_STRATEGY",
+            "fast",
+            "CICADA_STRATEGY is 'fast': expected one of traditional, pisel",
+        ),
+        ("CICADA_DEFAULT_MODEL", "../x", "CICADA_DEFAULT_MODEL is '../x': expected a model name"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as wrong:
+        Settings()
+    assert str(wrong.value).startswith(sentence)
+    assert "\n" not in str(wrong.value)
