@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Final
 
 from fastapi import Header, Path, Query
+from pydantic import BaseModel
 
 from models.manifest import VERSION_PATTERN
 from runtime.errors import ErrorBody
@@ -39,6 +40,25 @@ INFERENCE: Final[Responses] = {
     200: {"headers": {name: {"schema": {"type": "string"}} for name in NAMES}},
     **ERRORS,
 }
+
+
+def schema(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's JSON schema in one piece: references would have to be known to the whole document."""
+    whole = model.model_json_schema()
+    parts = whole.pop("$defs", {})
+
+    def inlined(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inlined(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inlined(parts[value["$ref"].rpartition("/")[2]])
+        return {key: inlined(item) for key, item in value.items()}
+
+    described: dict[str, Any] = inlined(whole)
+    return described
+
 
 _BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
 _FORM: Final = {

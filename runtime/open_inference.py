@@ -24,6 +24,7 @@ from runtime.descriptions import (
     ModelName,
     ModelVersion,
     StrategyHeader,
+    schema,
 )
 from runtime.errors import BadInput, Fault, UnsupportedMediaType, brief
 from runtime.frames import Tensor
@@ -165,7 +166,7 @@ async def version_ready(request: Request, model: ModelName, version: ModelVersio
 _BODY: Final = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": InferenceRequest.model_json_schema()}},
+        "content": {"application/json": {"schema": schema(InferenceRequest)}},
     }
 }
 

@@ -9,14 +9,21 @@ from fastapi import APIRouter, Request, Response
 
 from runtime import bodies, open_inference, predictions
 from runtime.answers import Json
-from runtime.descriptions import IMAGE_CONTENT, INFERENCE, NOT_READY, StrategyHeader, Top
+from runtime.descriptions import (
+    IMAGE_CONTENT,
+    INFERENCE,
+    NOT_READY,
+    StrategyHeader,
+    Top,
+    schema,
+)
 from runtime.service import service_of
 
 router = APIRouter(tags=["platforms"])
 
 _CONTENT: Final[dict[str, Any]] = {
     **IMAGE_CONTENT,
-    "application/json": {"schema": open_inference.InferenceRequest.model_json_schema()},
+    "application/json": {"schema": schema(open_inference.InferenceRequest)},
 }
 
 
