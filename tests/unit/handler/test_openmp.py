@@ -1,0 +1,160 @@
+"""Only the compute thread enters OpenMP: told by the threads that a handler's process has."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+from handler import openmp
+from handler.strategies import STRATEGIES
+from models.store import Store
+
+THREADS: Final = 2
+RETRIEVALS: Final = 2
+DEADLINE_S: Final = 100
+
+COUNT: Final = """
+import json, os, sys, threading
+import torch
+from handler.openmp import stay_single_threaded
+
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+
+def large_operator():
+    torch.ones(1 << 22).mul_(2).sum()
+
+def on_a_thread(work):
+    done = threading.Event()
+    def run():
+        work()
+        done.set()
+        hold.wait()  # a team lives as long as the thread that it works for
+    threading.Thread(target=run, daemon=True).start()
+    assert done.wait(60)
+    return tasks()
+
+hold = threading.Event()
+torch.set_num_threads(THREADS)
+"""
+
+REQUESTS: Final = """
+import time
+from pathlib import Path
+from handler.cancellation import Cancellation
+from handler.handle import RequestHandler
+from handler.pipeline import Pipeline
+from handler.process import _start_openmp_team
+from handler.strategies import STRATEGIES
+from handler.unit import UnitThread
+from models import catalog
+from models.random_weights import RandomWeights
+from models.store import Store
+
+root, photo = map(Path, sys.argv[1:])
+stay_single_threaded()
+before = tasks()
+compute = UnitThread("compute", on_start=_start_openmp_team)
+compute.submit(lambda: None).join()
+team = tasks() - before - 1
+pipeline = Pipeline(retrievals=RETRIEVALS)
+handler = RequestHandler(Store(root), pipeline)
+image = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+model = catalog.torchvision_model("resnet18", classes=10)
+model.load_state_dict(dict(RandomWeights(catalog.architecture("resnet18", classes=10), 0)))
+
+def forward():
+    global expected
+    with torch.inference_mode():
+        expected = model(image).numpy().tobytes()
+
+compute.submit(forward).join()
+counts, equal, kinds = [], [], set()
+
+def ask(strategy, name, input, body):
+    header = {"id": "one", "model": name, "version": None, "strategy": strategy, "input": input,
+              "outputs": ["logits", "labels"], "top": 5}
+    with handler.handling(header, body, time.monotonic_ns(), Cancellation()) as (told, content):
+        kinds.add(told["type"])
+        if input["kind"] == "tensor":
+            equal.append(content == expected)
+
+tensor = {"kind": "tensor", "datatype": "FP32", "shape": list(image.shape)}
+for repetition in range(3):
+    for strategy in STRATEGIES:
+        for name in ("resnet18-safetensors", "resnet18-pth"):
+            body = bytearray(image.numpy().tobytes())
+            compute.submit(lambda: ask(strategy, name, tensor, body)).join()
+            picture = bytearray(photo.read_bytes())
+            compute.submit(lambda: ask(strategy, name, {"kind": "image"}, picture)).join()
+            counts.append(tasks() - before)
+print(json.dumps({"team": team, "counts": counts, "equal": equal, "kinds": sorted(kinds),
+                  "with_another_team": on_a_thread(large_operator) - before}))
+"""
+
+TEAMS: Final = """
+before = tasks()
+alone = on_a_thread(lambda: (stay_single_threaded(), large_operator())) - before
+one_team = on_a_thread(large_operator) - before - alone
+print(json.dumps({"alone": alone, "with_team": one_team}))
+"""
+
+
+def run(script: str, *arguments: Path) -> dict[str, Any]:
+    constants = f"THREADS, RETRIEVALS = {THREADS}, {RETRIEVALS}\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", constants + COUNT + script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
+
+
+has_openmp = pytest.mark.skipif(
+    not torch.backends.openmp.is_available(),  # type: ignore[no-untyped-call]
+    reason="this torch was built without OpenMP",
+)
+
+
+@has_openmp
+def test_requests_of_every_strategy_and_format_add_no_thread_to_the_units_and_one_team(
+    store: Store, photo: Path
+) -> None:
+    told = run(REQUESTS, store.root, photo)
+
+    assert told["team"] == THREADS - 1, "the compute thread's, started before the first request"
+    units = 1 + 2 + RETRIEVALS  # compute; layer and weight
+    assert set(told["counts"]) == {units + told["team"]}
+    assert len(told["counts"]) == 3 * 2 * len(STRATEGIES)
+    assert told["with_another_team"] == units + told["team"] + 1 + (THREADS - 1), (
+        "a second team would have shown"
+    )
+    assert told["kinds"] == ["result"]
+    assert all(told["equal"]), "bit for bit with a team, too"
+
+
+@has_openmp
+def test_a_thread_that_stays_single_threaded_starts_no_team_and_leaves_others_theirs() -> None:
+    told = run(TEAMS)
+    assert told["alone"] == 1
+    assert told["with_team"] == 1 + (THREADS - 1)
+
+
+@has_openmp
+def test_the_runtime_that_torch_has_loaded_is_found() -> None:
+    runtime = openmp._runtime()
+    assert runtime is not None
+    assert runtime.omp_get_max_threads() >= 1
+
+
+def test_without_an_openmp_runtime_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmp, "_runtime", lambda: None)
+    openmp.stay_single_threaded()
