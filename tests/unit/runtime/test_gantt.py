@@ -11,7 +11,11 @@ def span(layer: int, kind: str, start_ms: float, end_ms: float) -> dict[str, Any
 
 def rows(request: dict[str, Any], width: int) -> dict[str, Text]:
     labels, bars = (list(column.cells) for column in gantt.chart(request, width).columns)
-    return {str(label): bar for label, bar in zip(labels, bars, strict=True) if label}
+    return {
+        str(label): bar
+        for label, bar in zip(labels, bars, strict=True)
+        if isinstance(bar, Text) and label
+    }
 
 
 REQUEST = {

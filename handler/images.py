@@ -1,0 +1,48 @@
+"""An encoded image -> the model's input, exactly as the torchvision preset of its weights makes it."""
+
+import io
+import warnings
+from typing import Final
+
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms._presets import ImageClassification
+
+from handler.errors import InvalidInput
+from models.manifest import InputSpec
+
+_FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+
+
+def decode(encoded: bytearray, spec: InputSpec) -> Tensor:
+    """Decodes an image and preprocesses it as the torchvision preset of the model's weights does."""
+    preset = ImageClassification(
+        crop_size=spec.crop,
+        resize_size=spec.resize,
+        mean=spec.mean,
+        std=spec.std,
+        interpolation=InterpolationMode(spec.interpolation),
+        antialias=spec.antialias,
+    )
+    prepared: Tensor = preset(_opened(encoded))
+    return prepared.unsqueeze(0)
+
+
+def _opened(encoded: bytearray) -> Image.Image:
+    if not encoded:
+        raise InvalidInput("the body is empty, expected an image")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(encoded), formats=_FORMATS) as opened:
+                return opened.convert("RGB")
+    except UnidentifiedImageError as error:
+        raise InvalidInput(
+            f"the body is not an image: it begins with {bytes(encoded[:8])!r}, "
+            f"expected one of {', '.join(_FORMATS)}"
+        ) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InvalidInput(f"the image has more than {Image.MAX_IMAGE_PIXELS} pixels") from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise InvalidInput(f"the image cannot be decoded: {error}") from error
