@@ -48,6 +48,8 @@ from pathlib import Path
 from handler.cancellation import Cancellation
 from handler.handle import RequestHandler
 from handler.pipeline import Pipeline
+from handler.scheduler import Durations
+from handler.timeline import Timeline
 from handler.process import _start_openmp_team
 from handler.strategies import STRATEGIES
 from handler.unit import UnitThread
@@ -92,6 +94,28 @@ for repetition in range(3):
             picture = bytearray(photo.read_bytes())
             compute.submit(lambda: ask(strategy, name, {"kind": "image"}, picture)).join()
             counts.append(tasks() - before)
+
+class Large:
+    # every step but E runs an operator that is large enough for a team
+    weighted, bytes = True, 1
+
+    def construct(self): large_operator()
+    def initialize(self): large_operator()
+    def held_bytes(self): return 0
+    def retrieval(self): return self
+    def step(self): large_operator()
+    def apply(self, retrieval): large_operator()
+    def execute(self, value): return value
+
+def run_large(strategy):
+    timeline = Timeline(["large"] * 4, strategy.decoupled, time.monotonic_ns())
+    run = pipeline.begin([Large() for _ in range(4)], strategy, Durations([1] * 4), timeline)
+    run.execute(0)
+    run.leave()
+
+for strategy in STRATEGIES.values():
+    compute.submit(lambda: run_large(strategy)).join()
+    counts.append(tasks() - before)
 print(json.dumps({"team": team, "counts": counts, "equal": equal, "kinds": sorted(kinds),
                   "with_another_team": on_a_thread(large_operator) - before}))
 """
@@ -133,7 +157,7 @@ def test_requests_of_every_strategy_and_format_add_no_thread_to_the_units_and_on
     assert told["team"] == THREADS - 1, "the compute thread's, started before the first request"
     units = 1 + 2 + RETRIEVALS  # compute; layer and weight
     assert set(told["counts"]) == {units + told["team"]}
-    assert len(told["counts"]) == 3 * 2 * len(STRATEGIES)
+    assert len(told["counts"]) == (3 * 2 + 1) * len(STRATEGIES)
     assert told["with_another_team"] == units + told["team"] + 1 + (THREADS - 1), (
         "a second team would have shown"
     )

@@ -136,6 +136,19 @@ def test_a_suspended_retrieval_that_finishes_with_its_chunk_is_not_resumed(clock
     assert scheduler.finished(0) == Decision(resume=(1,))
 
 
+def test_what_was_resumed_is_suspended_again_for_the_next_late_layer(clock: Clock) -> None:
+    scheduler = PriorityAwareScheduler([0, 1, 2], recorded(w0=100, w1=200, w2=300), clock)
+    for layer in range(3):
+        scheduler.issued(layer)
+    clock.now_ns = 101
+    assert sorted(scheduler.review().suspend) == [1, 2]
+    clock.now_ns = 150
+    assert sorted(scheduler.finished(0).resume) == [1, 2]
+    assert scheduler.applied(0) == NOTHING
+    clock.now_ns = 201
+    assert scheduler.review() == Decision(suspend=(2,)), "W1 was expected by 200"
+
+
 def test_before_the_needed_retrieval_is_issued_nothing_is_held(clock: Clock) -> None:
     scheduler = PriorityAwareScheduler([0, 1], recorded(w0=0, w1=0), clock)
     scheduler.issued(1)
@@ -174,8 +187,10 @@ class Requests(RuleBasedStateMachine):
     def arrive(self, durations: list[int], slots: int) -> None:
         self.clock = Clock()
         self.slots = slots
+        self.durations = durations
         self.layers = list(range(len(durations)))
         self.scheduler = PriorityAwareScheduler(self.layers, Durations(durations), self.clock)
+        self.issued_ns: dict[int, int] = {}
         self.unissued = set(self.layers)
         self.running: set[int] = set()
         self.held: set[int] = set()
@@ -199,6 +214,17 @@ class Requests(RuleBasedStateMachine):
             assert layer in self.held, "only what is held can be resumed"
             self.held.remove(layer)
             self.running.add(layer)
+        if self.is_late:
+            assert self.running <= {
+                layer for layer in self.layers if layer <= (self.needed or 0)
+            }, "every later retrieval is suspended"
+
+    @property
+    def is_late(self) -> bool:
+        needed = self.needed
+        if needed is None or needed in self.finished or needed not in self.issued_ns:
+            return False
+        return self.clock.now_ns > self.issued_ns[needed] + self.durations[needed]
 
     @precondition(lambda self: self.unissued and len(self.running | self.held) < self.slots)
     @rule(data=st.data())
@@ -207,6 +233,7 @@ class Requests(RuleBasedStateMachine):
         self.unissued.remove(layer)
         self.running.add(layer)
         self.in_chunk.add(layer)
+        self.issued_ns[layer] = self.clock.now_ns
         self.follow(self.scheduler.issued(layer))
 
     @precondition(lambda self: self.in_chunk)
@@ -271,6 +298,7 @@ class Requests(RuleBasedStateMachine):
                 layer = min(self.unissued)
                 self.unissued.remove(layer)
                 self.running.add(layer)
+                self.issued_ns[layer] = self.clock.now_ns
                 self.follow(self.scheduler.issued(layer))
             self.clock.now_ns += 1000
         assert not self.held
