@@ -13,6 +13,8 @@ from handler.errors import InvalidInput
 from models.manifest import InputSpec
 
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_MOST_RESIZED_PIXELS: Final = 25_000_000
+"""100 MB; an image may be 464 times as long as it is wide at the usual 232 pixels."""
 
 
 def decode(encoded: bytearray, spec: InputSpec) -> Tensor:
@@ -25,17 +27,18 @@ def decode(encoded: bytearray, spec: InputSpec) -> Tensor:
         interpolation=InterpolationMode(spec.interpolation),
         antialias=spec.antialias,
     )
-    prepared: Tensor = preset(_opened(encoded))
+    prepared: Tensor = preset(_opened(encoded, spec.resize))
     return prepared.unsqueeze(0)
 
 
-def _opened(encoded: bytearray) -> Image.Image:
+def _opened(encoded: bytearray, resize: int) -> Image.Image:
     if not encoded:
         raise InvalidInput("the body is empty, expected an image")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(encoded), formats=_FORMATS) as opened:
+                _check_proportions(opened, resize)
                 return opened.convert("RGB")
     except UnidentifiedImageError as error:
         raise InvalidInput(
@@ -46,3 +49,14 @@ def _opened(encoded: bytearray) -> Image.Image:
         raise InvalidInput(f"the image has more than {Image.MAX_IMAGE_PIXELS} pixels") from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise InvalidInput(f"the image cannot be decoded: {error}") from error
+
+
+def _check_proportions(opened: Image.Image, resize: int) -> None:
+    """Refuses what resizing would blow up: a PNG of 312 bytes, 30000 x 8, would take 1.2 GB."""
+    shorter, longer = sorted(opened.size)
+    if resize * resize * longer > _MOST_RESIZED_PIXELS * shorter:
+        raise InvalidInput(
+            f"the image has {opened.width} x {opened.height} pixels: "
+            f"resized so that the shorter side has {resize}, it would have more than "
+            f"{_MOST_RESIZED_PIXELS}"
+        )
