@@ -22,6 +22,8 @@ from handler.unit import UnitThread
 from models.store import Store
 
 _PR_SET_PDEATHSIG: Final = 1
+_OOM_SCORE: Final = 500
+_MOST_OOM_SCORE: Final = 1000
 _RETRIEVALS: Final = 2
 _AHEAD_SHARE: Final = 4
 """At most a quarter of the memory limit may be retrieved ahead of execution."""
@@ -98,6 +100,15 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _go_before_the_proxy() -> None:
+    """Short of memory, the kernel kills a handler, which is replaced, rather than the proxy."""
+    path = Path("/proc/self/oom_score_adj")
+    try:
+        path.write_text(str(min(_MOST_OOM_SCORE, int(path.read_text()) + _OOM_SCORE)))
+    except OSError as error:
+        log.warning("oom_score_adj cannot be raised: %s", error)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m handler.process")
     parser.add_argument("--socket-fd", type=int, required=True)
@@ -107,6 +118,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     _die_with_parent()
+    _go_before_the_proxy()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the proxy ends us
 
     torch.set_num_threads(arguments.threads)

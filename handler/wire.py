@@ -15,6 +15,8 @@ MAX_HEADER_BYTES: Final = 64 << 20
 MAX_BODY_BYTES: Final = 4 << 30
 
 Header = dict[str, Any]
+Body = bytes | bytearray | memoryview
+"""Of single bytes, whatever it views."""
 
 
 class ProtocolError(Exception):
@@ -43,9 +45,7 @@ def _decode(encoded: bytes | bytearray) -> Header:
     return header
 
 
-def send(
-    connection: socket.socket, header: Header, body: bytes | bytearray | memoryview = b""
-) -> None:
+def send(connection: socket.socket, header: Header, body: Body = b"") -> None:
     """Sends one frame on a blocking socket; raises OSError when the other side has gone."""
     view = memoryview(body).cast("B")
     connection.sendall(_encode(header, view.nbytes))
@@ -81,9 +81,7 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytearray:
     return buffer
 
 
-async def write(
-    writer: asyncio.StreamWriter, header: Header, body: bytes | bytearray | memoryview = b""
-) -> None:
+async def write(writer: asyncio.StreamWriter, header: Header, body: Body = b"") -> None:
     """Sends one frame from the event loop."""
     writer.write(_encode(header, len(body)))
     if body:

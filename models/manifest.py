@@ -2,6 +2,8 @@
 
 import math
 import re
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -101,6 +103,15 @@ class InputSpec(_Entry):
     antialias: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes: of all parameters and buffers, of 1-bit placeholders for the parameters, of the largest file."""
+
+    weights: int
+    one_bit: int
+    largest_layer: int
+
+
 class Manifest(_Entry):
     format_version: Literal[1]
     architecture: str
@@ -114,6 +125,8 @@ class Manifest(_Entry):
     """The torchvision weights whose preprocessing `input` is: `IMAGENET1K_V2`."""
     labels: Literal["labels.json"] | None
     labels_sha256: Sha256 | None = None
+    activation_bytes: int = Field(default=0, ge=0)
+    """Peak of the activations of one image, the image included (`models/activations.py`); 0: not known."""
     source: str
     """Where the weights came from: `random:0`, `checkpoint:model.pth`, `pretrained:IMAGENET1K_V2`."""
     layers: tuple[LayerEntry, ...]
@@ -129,6 +142,15 @@ class Manifest(_Entry):
             if layer.file not in {None, expected}:
                 raise ValueError(f"layer {layer.name} has file {layer.file}, expected {expected}")
         return self
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        tensors = [tensor for layer in self.layers for tensor in layer.parameters]
+        return Sizes(
+            weights=sum(tensor.bytes for tensor in tensors),
+            one_bit=sum((tensor.elements + 7) // 8 for tensor in tensors if tensor.parameter),
+            largest_layer=max((layer.bytes for layer in self.layers), default=0),
+        )
 
 
 def layer_file_name(index: int, layer: str, weight_format: WeightFormat) -> str:

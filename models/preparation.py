@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models import catalog, checkpoint, pretrained, weight_files
+from models import activations, catalog, checkpoint, pretrained, weight_files
 from models.layers import Architecture, TensorPlace
 from models.manifest import Granularity, LayerEntry, Manifest, WeightFormat, layer_file_name
 from models.pretrained import Preset
@@ -81,6 +81,7 @@ def prepare(
                 preset=source.preset.name,
                 labels="labels.json" if labels else None,
                 labels_sha256=writer.write_labels(labels) if labels else None,
+                activation_bytes=activations.peak_bytes(chain),
                 source=source.name,
                 layers=layers,
             )

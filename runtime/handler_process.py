@@ -2,21 +2,26 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from handler import wire
-from runtime import frames
+from runtime import frames, limits
+from runtime.admission import Held
+from runtime.limits import OutOfMemoryKills
 
 _Received = tuple[wire.Header, bytes]
 Exchanged = tuple[frames.Result | frames.Refusal, bytes]
 
-EXIT_GRACE_S: Final = 1.0
+EXIT_GRACE_S: Final = 0.5
+"""So that a request learns within a second that its handler has gone."""
 REAP_S: Final = 5.0
 STREAM_BUFFER: Final = 4 << 20
+NOT_FOR_HANDLERS: Final = frozenset({"CICADA_API_KEYS"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +30,19 @@ class End:
 
     cause: str
     sentence: str
+    pid: int | None = field(default=None, compare=False)
 
     @classmethod
-    def of_exit(cls, code: int) -> Self:
+    def of_exit(cls, code: int, pid: int, kills: OutOfMemoryKills) -> Self:
         if code >= 0:
-            return cls("exit", f"exited with code {code}")
+            return cls("exit", f"exited with code {code}", pid)
+        if code == -signal.SIGKILL and kills.explain_one():
+            return cls("oom", "was killed by the kernel, which was out of memory", pid)
         try:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
-        return cls(name if name.startswith("SIG") else "signal", f"was killed by {name}")
+        return cls(name if name.startswith("SIG") else "signal", f"was killed by {name}", pid)
 
 
 class HandlerEndedError(Exception):
@@ -53,20 +61,23 @@ class HandlerProcess:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        kills: OutOfMemoryKills,
     ) -> None:
         self._process = process
+        self._kills = kills
+        self._at_rest = 0
         self._reader = reader
         self._writer = writer
         self.incoming: asyncio.Task[_Received | None] = asyncio.create_task(wire.read(reader))
         """Done when the handler said something, or ended: to be waited for, not to be awaited."""
 
     @classmethod
-    async def start(cls, command: Sequence[str]) -> Self:
+    async def start(cls, command: Sequence[str], kills: OutOfMemoryKills) -> Self:
         """Starts `command --socket-fd N`; raises HandlerEndedError if it cannot be executed.
 
         Cancelled, it still leaves no process behind.
         """
-        starting = asyncio.create_task(cls._start(command))
+        starting = asyncio.create_task(cls._start(command, kills))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -75,7 +86,7 @@ class HandlerProcess:
             raise
 
     @classmethod
-    async def _start(cls, command: Sequence[str]) -> Self:
+    async def _start(cls, command: Sequence[str], kills: OutOfMemoryKills) -> Self:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -85,16 +96,21 @@ class HandlerProcess:
                     str(theirs.fileno()),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
+                    env={k: v for k, v in os.environ.items() if k not in NOT_FOR_HANDLERS},
                 )
             except OSError as error:
                 ours.close()
                 raise HandlerEndedError(End("start", f"cannot be started: {error}")) from error
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=STREAM_BUFFER)
-        return cls(process, reader, writer)
+        return cls(process, reader, writer, kills)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def held(self) -> Held:
+        """Its private memory, at rest and now."""
+        return Held(self._at_rest, limits.private_memory(self.pid))
 
     async def ready(self, timeout_s: float) -> frames.Ready:
         """Waits until the handler says that it can take a request."""
@@ -105,9 +121,10 @@ class HandlerProcess:
             raise self.kill("start", f"was not ready within {timeout_s:g} s") from None
         if not isinstance(frame, frames.Ready):
             raise self._garbage(f"a frame of type {frame.type!r} before it was ready")
+        self._at_rest = limits.private_memory(self.pid)
         return frame
 
-    async def exchange(self, header: wire.Header, body: bytes) -> Exchanged:
+    async def exchange(self, header: wire.Header, body: wire.Body) -> Exchanged:
         """Sends one request and receives its answer; raises HandlerEndedError."""
         try:
             await wire.write(self._writer, header, body)
@@ -140,7 +157,7 @@ class HandlerProcess:
     def kill(self, cause: str, sentence: str) -> HandlerEndedError:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        return HandlerEndedError(End(cause, sentence))
+        return HandlerEndedError(End(cause, sentence, self.pid))
 
     async def close(self, grace_s: float) -> None:
         """Closes the socket, which tells the handler to exit; kills it after `grace_s`, and reaps it.
@@ -182,7 +199,7 @@ class HandlerProcess:
     async def _end(self) -> HandlerEndedError:
         """How the process ended whose socket is closed."""
         if await self._exited(EXIT_GRACE_S) and self._process.returncode is not None:
-            return HandlerEndedError(End.of_exit(self._process.returncode))
+            return HandlerEndedError(End.of_exit(self._process.returncode, self.pid, self._kills))
         return self.kill("closed", "closed its socket without exiting")
 
     async def _exited(self, timeout_s: float) -> bool:

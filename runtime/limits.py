@@ -1,10 +1,12 @@
 """The processors and the memory that this container really has.
 
 Sources: the scheduler's affinity mask, `/proc/meminfo`, and the control groups, version 2 (`cpu.max`,
-`memory.max`) and version 1 (`cpu.cfs_quota_us`, `memory.limit_in_bytes`). A limit set on any group above
+`memory.max`, `memory.stat`, `memory.events`) and version 1 (`cpu.cfs_quota_us`, `memory.limit_in_bytes`,
+`memory.stat`, `memory.oom_control`). A limit set on any group above
 ours holds for us too, so every group up to the hierarchy's root is asked and the smallest limit wins.
 """
 
+import functools
 import math
 import os
 from collections.abc import Iterator
@@ -47,8 +49,95 @@ def available_memory(root: Path = HOST) -> int | None:
     limits = [
         limit for group in _groups(root, "memory") if (limit := _memory_limit(group)) is not None
     ]
-    total = _host_memory(root)
+    total = _memory_info(root, "MemTotal")
     return min([*limits, *([total] if total is not None else [])], default=None)
+
+
+def memory_left(root: Path = HOST) -> int | None:
+    """Bytes that may still be taken before a limit is met; None where none is known.
+
+    Of each limit what is left of it by memory that cannot be dropped; the file pages of mapped weights can.
+    """
+    left = [
+        limit - _held_memory(group)
+        for group in _memory_groups(root)
+        if (limit := _memory_limit(group)) is not None
+    ]
+    available = _memory_info(root, "MemAvailable")
+    smallest = min([*left, *([available] if available is not None else [])], default=None)
+    return None if smallest is None else max(0, smallest)
+
+
+def memory_used(root: Path = HOST) -> int | None:
+    """Bytes that our control group holds and that cannot be dropped; None where the kernel does not tell."""
+    groups = (group for group in _groups(root, "memory") if (group / "memory.stat").is_file())
+    own = next(groups, None)
+    return None if own is None else _held_memory(own)
+
+
+def cpu_used_s(root: Path = HOST) -> float | None:
+    """Seconds of processor time that our control group has used; None where the kernel does not tell."""
+    for group in _groups(root, "cpu"):
+        microseconds = _counters(group / "cpu.stat").get("usage_usec")
+        if microseconds is not None:
+            return microseconds / 1e6
+    for group in _groups(root, "cpuacct"):
+        nanoseconds = _integer(_read(group / "cpuacct.usage"))
+        if nanoseconds is not None:
+            return nanoseconds / 1e9
+    return None
+
+
+def private_memory(pid: int, root: Path = HOST) -> int:
+    """Bytes that a process has for itself alone, file pages left out; 0 when it has gone."""
+    resident, shared = (_read(root / f"proc/{pid}/statm") or "0 0 0").split()[1:3]
+    return max(0, int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+class OutOfMemoryKills:
+    """The processes of our own control group, or else of the host, that the kernel killed to get memory."""
+
+    def __init__(self, root: Path = HOST) -> None:
+        self._root = root
+        self._accounted = _out_of_memory_kills(root)
+
+    def explain_one(self) -> bool:
+        """Whether there was a kill that has not explained a death yet; it then has explained this one."""
+        if _out_of_memory_kills(self._root) <= self._accounted:
+            return False
+        self._accounted += 1
+        return True
+
+
+@functools.cache
+def _memory_groups(root: Path) -> tuple[Path, ...]:
+    """Found once: they are asked with every large request."""
+    return tuple(_groups(root, "memory"))
+
+
+def _out_of_memory_kills(root: Path) -> int:
+    for group in _memory_groups(root):
+        for file in ("memory.events", "memory.oom_control"):
+            kills = _counters(group / file).get("oom_kill")
+            if kills is not None:
+                return kills
+    return _counters(root / "proc/vmstat").get("oom_kill", 0)
+
+
+_HELD_V2 = ("anon", "shmem", "kernel_stack", "pagetables", "slab_unreclaimable")
+_HELD_V1 = ("total_rss", "total_shmem")
+
+
+def _held_memory(group: Path) -> int:
+    counters = _counters(group / "memory.stat")
+    held = _HELD_V1 if "total_rss" in counters else _HELD_V2
+    return sum(counters.get(name, 0) for name in held)
+
+
+def _counters(path: Path) -> dict[str, int]:
+    """A file of lines of a name and a number."""
+    rows = (line.split() for line in (_read(path) or "").splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
 
 
 def _cpu_quota(group: Path) -> float | None:
@@ -71,10 +160,11 @@ def _memory_limit(group: Path) -> int | None:
     return None if limit is None or limit >= _V1_UNLIMITED else limit
 
 
-def _host_memory(root: Path) -> int | None:
+def _memory_info(root: Path, wanted: str) -> int | None:
+    """One of the host's figures, in bytes."""
     for line in (_read(root / "proc/meminfo") or "").splitlines():
         name, _, value = line.partition(":")
-        if name == "MemTotal":
+        if name == wanted:
             kibibytes = _integer(value.removesuffix("kB").strip())
             return None if kibibytes is None else kibibytes * 1024
     return None

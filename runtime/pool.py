@@ -1,14 +1,17 @@
 """The pool: handler processes that are kept alive, and the requests that wait for one."""
 
 import asyncio
+import bisect
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from handler import wire
-from runtime import frames
+from runtime import admission, frames, priority
+from runtime.admission import NOTHING, Admission, Free, Held, Need
 from runtime.errors import (
     HandlerDied,
     OverTime,
@@ -18,11 +21,12 @@ from runtime.errors import (
     from_handler,
 )
 from runtime.handler_process import End, Exchanged, HandlerEndedError, HandlerProcess
+from runtime.limits import OutOfMemoryKills
 
 logger = logging.getLogger("cicada.pool")
 
 START_LIMIT_S: Final = 120.0
-EXIT_GRACE_S: Final = 2.0
+EXIT_GRACE_S: Final = 0.5
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
 
@@ -39,15 +43,24 @@ class Answer:
 class Job:
     """One request on its way: `header` is the `infer` frame's, without the time it is handed over.
 
+    urgency: 0 (first) to 7, as in `runtime/priority.py`.
+    need: the memory that it takes.
     `answer` is set by the pool; that it is cancelled means that the caller has gone.
     """
 
     header: wire.Header
-    body: bytes
+    body: wire.Body
+    urgency: int = priority.DEFAULT_URGENCY
+    need: Need = NOTHING
+    arrived_s: float = field(default_factory=time.monotonic)
     dispatched_ns: int | None = None
     answer: asyncio.Future[Answer] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+    @property
+    def rank(self) -> float:
+        return priority.rank(self.arrived_s, self.urgency)
 
     def settle(self, frame: frames.Result | frames.Refusal, body: bytes) -> None:
         if isinstance(frame, frames.Refusal):
@@ -61,36 +74,30 @@ class Job:
 
 
 class Line:
-    """The jobs that wait, first come first served."""
+    """The jobs that wait, the next one first."""
 
     def __init__(self) -> None:
-        self._jobs: dict[Job, None] = {}
-        self._arrivals = asyncio.Semaphore(0)  # at least as many permits as jobs
+        self._jobs: list[Job] = []
 
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
     def __contains__(self, job: Job) -> bool:
         return job in self._jobs
 
-    def join(self, job: Job) -> None:
-        self._jobs[job] = None
-        self._arrivals.release()
+    @property
+    def first(self) -> Job:
+        return self._jobs[0]
 
-    def return_to_front(self, job: Job) -> None:
-        self._jobs = {job: None, **self._jobs}
-        self._arrivals.release()
+    def join(self, job: Job) -> None:
+        bisect.insort(self._jobs, job, key=lambda waiting: waiting.rank)
 
     def leave(self, job: Job) -> None:
-        self._jobs.pop(job, None)
-
-    async def next(self) -> Job:
-        while True:
-            await self._arrivals.acquire()
-            if self._jobs:  # else: whose permit this was has left
-                job = next(iter(self._jobs))
-                del self._jobs[job]
-                return job
+        with contextlib.suppress(ValueError):  # it has its turn already
+            self._jobs.remove(job)
 
 
 class Pool:
@@ -109,6 +116,7 @@ class Pool:
         timeout_s: float,
         cancel_s: float = 5.0,
         on_end: Callable[[End], None] = lambda _end: None,
+        free: Callable[[Sequence[Held], int], Free | None] = admission.measured,
     ) -> None:
         self._command = command
         self._size = handlers
@@ -119,7 +127,9 @@ class Pool:
         self._line = Line()
         self._jobs: set[Job] = set()
         self._ready: set[HandlerProcess] = set()
-        self._idle: set[HandlerProcess] = set()
+        self._idle: dict[HandlerProcess, asyncio.Future[Job]] = {}
+        self._kills = OutOfMemoryKills()
+        self._admission = Admission(lambda reserved: free(self._held(), reserved))
         self._keepers: list[asyncio.Task[None]] = []
         self._problem: str | None = None
         self._draining = False
@@ -136,6 +146,11 @@ class Pool:
     @property
     def running(self) -> int:
         return len(self._ready) - len(self._idle)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that the requests under way were granted."""
+        return self._admission.reserved
 
     @property
     def pids(self) -> list[int]:
@@ -182,13 +197,37 @@ class Pool:
     def _admit(self, job: Job) -> None:
         if self._draining:
             raise Unavailable("the service is shutting down")
-        waiting = len(self._line) - len(self._idle)  # idle handlers are about to take theirs
-        if waiting >= self._queue:
+        self._admission.refuse_hopeless(job.need)
+        self._line.join(job)
+        self._match()
+        if job in self._line and len(self._line) > self._queue:
+            self._line.leave(job)
             raise QueueFull(
                 f"{len(self._line)} requests are waiting, the most that CICADA_QUEUE allows"
             )
-        self._line.join(job)
         self._jobs.add(job)
+
+    def _match(self) -> None:
+        """Gives idle handlers the next jobs, in the line's order, as far as there is memory for them."""
+        while self._idle and len(self._line):
+            job = self._line.first
+            try:
+                if not self._admission.admit(job.need):
+                    return  # until a request under way has ended
+            except Unavailable as hopeless:
+                self._line.leave(job)
+                job.fail(hopeless)
+                continue
+            self._line.leave(job)
+            _, offer = self._idle.popitem()
+            offer.set_result(job)
+
+    def _release(self, job: Job) -> None:
+        self._admission.release(job.need)
+        self._match()
+
+    def _held(self) -> list[Held]:
+        return [handler.held() for handler in self._ready]
 
     def _refuse_all(self) -> None:
         for job in self._jobs:
@@ -201,6 +240,8 @@ class Pool:
         reason = self.why_not_ready()
         if reason is not None:
             job.fail(Unavailable(reason))
+        elif self._idle:
+            job.fail(Unavailable(f"no memory became free for it within {self._timeout_s:g} s"))
         else:
             job.fail(OverTime(f"no handler became free within {self._timeout_s:g} s"))
 
@@ -213,7 +254,8 @@ class Pool:
             except Exception:  # the loop's boundary: a fault here must not cost the pool a place
                 logger.exception("a fault while keeping a handler")
                 served, end = False, End("fault", "was given up after a fault of the proxy")
-            logger.warning("handler ended", extra={"cause": end.cause, "sentence": end.sentence})
+            fields = {"pid": end.pid, "cause": end.cause, "sentence": end.sentence}
+            logger.warning("handler ended", extra=fields)
             self._on_end(end)
             fruitless = 0 if served else fruitless + 1
             await asyncio.sleep(_pause(fruitless))
@@ -222,7 +264,7 @@ class Pool:
         """One handler process from start to end: whether it had been given a job, and why it ended."""
         served = False
         try:
-            handler = await HandlerProcess.start(self._command)
+            handler = await HandlerProcess.start(self._command, self._kills)
         except HandlerEndedError as ended:
             self._problem = ended.end.sentence
             return served, ended.end
@@ -231,20 +273,21 @@ class Pool:
             while True:
                 job = await self._next_job(handler)
                 served = True
-                await self._run(handler, job)
+                try:
+                    await self._run(handler, job)
+                finally:
+                    self._release(job)
         except HandlerEndedError as ended:
             self._problem = ended.end.sentence
             return served, ended.end
         finally:
             self._ready.discard(handler)
-            self._idle.discard(handler)
             await handler.close(EXIT_GRACE_S)
 
     async def _welcome(self, handler: HandlerProcess) -> None:
         started_ns = time.monotonic_ns()
         ready = await handler.ready(START_LIMIT_S)
         self._ready.add(handler)
-        self._idle.add(handler)
         self._problem = None
         start_ms = (time.monotonic_ns() - started_ns) / 1e6
         fields = {"pid": handler.pid, "threads": ready.threads, "torch": ready.torch}
@@ -252,27 +295,26 @@ class Pool:
 
     async def _next_job(self, handler: HandlerProcess) -> Job:
         """Waits for a job; raises HandlerEndedError if the handler ends meanwhile."""
-        self._idle.add(handler)
-        arrival = asyncio.create_task(self._line.next())
+        offer: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        self._idle[handler] = offer
+        self._match()
         try:
-            await asyncio.wait({arrival, handler.incoming}, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {offer, handler.incoming}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if handler.incoming.done():
                 raise await handler.unexpected()
+            return offer.result()
         except BaseException:
-            await self._withdraw(arrival)
+            self._idle.pop(handler, None)
+            if offer.done():  # it goes to the next handler, before all that came later
+                self._line.join(offer.result())
+                self._release(offer.result())
             raise
-        self._idle.discard(handler)
-        return arrival.result()
-
-    async def _withdraw(self, arrival: asyncio.Task[Job]) -> None:
-        """Takes back a wait for a job; one that has come already goes to the next handler."""
-        arrival.cancel()
-        await asyncio.wait({arrival})
-        if not arrival.cancelled():
-            self._line.return_to_front(arrival.result())
 
     async def _run(self, handler: HandlerProcess, job: Job) -> None:
         """Gives the job its answer or its error; raises HandlerEndedError if the handler is lost."""
+        if job.answer.done():
+            return
         job.dispatched_ns = time.monotonic_ns()
         header = {**job.header, "type": "infer", "received_ns": job.dispatched_ns}
         exchange = asyncio.create_task(handler.exchange(header, job.body))
