@@ -3,16 +3,31 @@
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import version as distribution_version
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 
 from models.store import Store
-from runtime import errors, limits, open_inference, platforms, predictions, requests
+from runtime import (
+    documentation,
+    errors,
+    limits,
+    metrics,
+    open_inference,
+    platforms,
+    predictions,
+    requests,
+)
 from runtime.metrics import Metrics
 from runtime.pool import Pool
 from runtime.service import Service
-from runtime.settings import Settings
-from runtime.visit import VisitMiddleware
+from runtime.settings import Settings, SettingsError, variable
+from runtime.sharing import SharingMiddleware
+from runtime.visit import LastResortMiddleware, VisitMiddleware
+
+if TYPE_CHECKING:
+    from runtime.tracing import Tracing
 
 
 def create_app(settings: Settings, *, command: Sequence[str] | None = None) -> FastAPI:
@@ -21,30 +36,59 @@ def create_app(settings: Settings, *, command: Sequence[str] | None = None) -> F
     command: starts a handler process, without its `--socket-fd`; by default the real handler's.
     """
     has = limits.measure()
-    metrics = Metrics()
+    counts = Metrics()
     pool = Pool(
         command or handler_command(settings, has),
         handlers=settings.handlers,
         queue=settings.queue,
         timeout_s=settings.timeout_s,
-        on_end=metrics.handler_ended,
+        on_end=counts.handler_ended,
     )
-    metrics.watch(pool, has)
-    service = Service(settings, Store(settings.weights), pool, metrics)
+    counts.watch(pool, has)
+    service = Service(settings, Store(settings.weights), pool, counts)
     app = FastAPI(
         title="Cicada",
-        description="Image classification that builds, loads and runs the model for each request.",
+        description=documentation.DESCRIPTION,
+        version=distribution_version("cicada-serverless"),
         lifespan=_lifespan,
         redirect_slashes=False,
-        responses={"default": {"model": errors.ErrorBody, "description": "Any error"}},
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.service = service
+    app.state.tracing = _tracing(settings)
     errors.install(app)
-    app.add_middleware(VisitMiddleware, finish=service.finish)
-    for module in (open_inference, predictions, platforms, requests):
+    _add_middleware(app, settings)
+    for module in (open_inference, predictions, platforms, requests, metrics):
         app.include_router(module.router)
-    app.add_api_route("/metrics", _metrics, tags=["metrics"], summary="Prometheus metrics")
+    documentation.install(app)
     return app
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    """The innermost first: whatever is answered, even a fault, is traced, shared, and has its id."""
+    app.add_middleware(LastResortMiddleware)
+    if app.state.tracing is not None:
+        from runtime.tracing import TracingMiddleware  # noqa: PLC0415 see _tracing
+
+        app.add_middleware(TracingMiddleware, tracing=app.state.tracing)
+    if settings.cors_origins is not None:
+        app.add_middleware(SharingMiddleware, origins=settings.cors_origins)
+    app.add_middleware(VisitMiddleware, finish=app.state.service.finish)
+
+
+def _tracing(settings: Settings) -> "Tracing | None":
+    """Raises SettingsError where the SDK is not there; imported only where wanted: it costs start-up time."""
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        from runtime.tracing import Tracing  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise SettingsError(
+            f"{variable('otlp_endpoint')} is set, but {missing.name} is not installed: "
+            "the extra 'otel' of cicada-serverless brings it"
+        ) from None
+    return Tracing(settings.otlp_endpoint)
 
 
 def handler_command(settings: Settings, has: limits.Limits) -> list[str]:
@@ -70,9 +114,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await pool.close()
-
-
-async def _metrics(request: Request) -> Response:
-    service: Service = request.app.state.service
-    content, content_type = service.metrics.exposition(request.headers.get("Accept", ""))
-    return Response(content, headers={"Content-Type": content_type})
+        if app.state.tracing is not None:
+            await app.state.tracing.close()

@@ -172,8 +172,13 @@ def remove(
 def serve(weights: Weights = None) -> None:
     """Serve the models over HTTP; settings come from the environment (CICADA_*, HOST, PORT)."""
     from runtime.server import serve as run
+    from runtime.settings import SettingsError
 
-    run(_settings(weights))
+    settings = _settings(weights)
+    try:
+        run(settings)
+    except SettingsError as error:
+        _fail(str(error), status=2)
 
 
 @app.command()

@@ -1,13 +1,13 @@
-"""What the OpenAPI description says alike of all inference routes."""
+"""What the OpenAPI description says alike of all inference routes, and of all routes."""
 
 from typing import Annotated, Any, Final
 
 from fastapi import Header, Path, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, WithJsonSchema
 
-from models.manifest import VERSION_PATTERN
+from handler.strategies import STRATEGIES
+from models.manifest import NAME_PATTERN, VERSION_PATTERN
 from runtime.errors import ErrorBody
-from runtime.reporting import NAMES
 
 MULTIPART: Final = "multipart/form-data"
 FIELD: Final = "file"
@@ -19,25 +19,94 @@ ModelVersion = Annotated[
         description=f"One of the model's versions, `{VERSION_PATTERN}`.", examples=["3f9a0c1b2d4e"]
     ),
 ]
+_STRATEGY: Final = {"type": "string", "enum": list(STRATEGIES)}
 StrategyHeader = Annotated[
     str | None,
-    Header(
-        alias="Cicada-Strategy",
-        description="How the pipeline runs: traditional, pisel, mini, preload or cicada.",
-    ),
+    WithJsonSchema(_STRATEGY),
+    Header(alias="Cicada-Strategy", description="How the pipeline runs."),
 ]
 Top = Annotated[
     int, Query(ge=1, description="How many labels; more than the model has classes means all.")
 ]
 
 Responses = dict[int | str, dict[str, Any]]
-ERRORS: Final[Responses] = {
-    status: {"model": ErrorBody} for status in (400, 404, 413, 415, 429, 500, 502, 503, 504)
+Described = dict[str, Any]
+
+
+def _header(description: str, **schema: Any) -> Described:
+    return {"description": description, "required": True, "schema": {"type": "string", **schema}}
+
+
+_DECIMAL: Final = r"-?[0-9]{1,12}\.[0-9]{1,3}"
+_UNITS: Final = {"pattern": rf"^layer={_DECIMAL}, weight={_DECIMAL}, compute={_DECIMAL}$"}
+_RATIO: Final = {"type": "number", "minimum": 0, "maximum": 1}
+_OPTIONAL: Final = {"required": False, "schema": {"type": "string"}}
+_TRACE: Final[dict[str, str]] = {
+    "traceparent": "The request's span in the caller's trace (W3C Trace Context), where the service traces.",
+    "tracestate": "The caller's, where the service traces.",
 }
-NOT_READY: Final[Responses] = {503: {"model": ErrorBody}}
-MISSING: Final[Responses] = {404: {"model": ErrorBody}, 500: {"model": ErrorBody}}
+FIGURES: Final[dict[str, Described]] = {
+    "Server-Timing": _header("How long each part took, in milliseconds; parts overlap."),
+    "Cicada-Strategy": _header("The strategy that ran.", **_STRATEGY),
+    "Cicada-Model": _header("The model that answered.", pattern=f"^{NAME_PATTERN}$"),
+    "Cicada-Version": _header("The version that answered.", pattern=f"^{VERSION_PATTERN}$"),
+    "Cicada-Layers": _header("Into how many layers the model is cut.", type="integer", minimum=1),
+    "Cicada-Work": _header("What each unit ran, in milliseconds (RFC 9651 dictionary).", **_UNITS),
+    "Cicada-Wait": _header("How long each unit's layers waited, in milliseconds.", **_UNITS),
+    "Cicada-Idle": _header("How long each unit ran nothing, in milliseconds.", **_UNITS),
+    "Cicada-Utilization": _header("The part of the pipeline in which useful work ran.", **_RATIO),
+    "Cicada-Occupancy": _header("The same, with initialization.", **_RATIO),
+    "Cicada-Placeholder": _header(
+        "Bytes allocated for parameters before their weights, and for how many milliseconds.",
+        pattern=rf"^bytes=[0-9]+, usage={_DECIMAL}$",
+    ),
+}
+"""What every successful inference carries; `runtime/reporting.py` writes it."""
+
+REQUEST_ID_HEADER: Final = _header(
+    "The request's id: the caller's, if it is valid, else a new one.",
+    pattern="^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$",
+)
+REQUEST_ID: Final[Described] = {
+    "name": "X-Request-ID",
+    "in": "header",
+    "description": "An id for the request: letters, digits, `.`, `_`, `~`, `-`, up to 128; else it gets a new one.",
+    **_OPTIONAL,
+}
+RETRY_AFTER: Final = _header("Seconds until it is worth asking again.", type="integer", minimum=1)
+TRACE_PARAMETERS: Final[list[Described]] = [
+    {"name": name, "in": "header", "description": "W3C Trace Context.", **_OPTIONAL}
+    for name in _TRACE
+]
+
+_ERRORS: Final = {
+    400: "The input cannot be used",
+    404: "Unknown model, version or request",
+    408: "The body came too slowly",
+    413: "The body is too large",
+    415: "A media type or encoding that is not served",
+    429: "The queue is full",
+    500: "A fault of the service or of a weight file",
+    502: "The handler died of this request",
+    503: "Not ready, or shutting down",
+    504: "Over the time limit",
+}
+
+
+def _errors(*statuses: int) -> Responses:
+    return {status: {"model": ErrorBody, "description": _ERRORS[status]} for status in statuses}
+
+
+ERRORS: Final = _errors(*_ERRORS)
+NOT_READY: Final = _errors(503)
+MISSING: Final = _errors(404, 500)
 INFERENCE: Final[Responses] = {
-    200: {"headers": {name: {"schema": {"type": "string"}} for name in NAMES}},
+    200: {
+        "headers": {
+            **FIGURES,
+            **{name: {"description": text, **_OPTIONAL} for name, text in _TRACE.items()},
+        }
+    },
     **ERRORS,
 }
 
@@ -60,7 +129,7 @@ def schema(model: type[BaseModel]) -> dict[str, Any]:
     return described
 
 
-_BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
+_BYTES: Final = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
 _FORM: Final = {
     "schema": {
         "type": "object",

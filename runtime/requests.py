@@ -41,6 +41,7 @@ class Record:
     status: int | None = None
     error: str | None = None
     timeline: Timeline | None = None
+    retrieved_bytes: int = 0
 
     @property
     def receive_ms(self) -> float | None:

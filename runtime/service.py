@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 from handler.strategies import STRATEGIES
-from models.store import CorruptModel, PreparedModel, Store, UnknownModel
-from runtime import answers, reporting
+from handler.wire import Body
+from models.store import CorruptModel, PreparedModel, Store, StoreError, UnknownModel
+from runtime import admission, binary_tensors, priority, reporting
 from runtime.errors import BadInput, CallerLeft, Fault, NotFound, Unavailable, brief
 from runtime.metrics import Metrics
 from runtime.pool import Answer, Job, Pool
@@ -109,6 +110,7 @@ class Service:
             record.dispatched_ns = job.dispatched_ns
         record.timeline = answer.result.timeline
         record.version = answer.result.version
+        record.retrieved_bytes = self._retrieved_bytes(answer)
         return answer
 
     def finish(self, record: Record) -> None:
@@ -117,13 +119,28 @@ class Service:
             self.records.add(record)
             self.metrics.observe(record)
 
-    def respond(self, request: Request, answer: Answer, value: Any) -> Response:
-        """The answer with the headers that say where its time went; encoded first, as `total` ends there."""
+    def respond(
+        self, request: Request, answer: Answer, value: Any, binary: Sequence[Body] = ()
+    ) -> Response:
+        """The answer with the headers that say where its time went; encoded first, as `total` ends there.
+
+        binary: data that follow the JSON value (`runtime/binary_tensors.py`).
+        """
         record: Record = request.state.record
-        content = answers.encode(value)
+        content, described = binary_tensors.content(value, binary)
         record.answered_ns = time.monotonic_ns()
         headers = reporting.headers(answer.result.timeline, record.proxy_times())
-        return Response(content, media_type="application/json", headers=headers)
+        return Response(content, headers={**described, **headers})
+
+    def _retrieved_bytes(self, answer: Answer) -> int:
+        """The sizes of the weight files that were retrieved; of a version removed meanwhile nobody knows them."""
+        result = answer.result
+        retrieved = {span.layer for span in result.timeline.spans if span.kind == "retrieve"}
+        try:
+            layers = self.store.open(result.model, result.version).manifest.layers
+        except StoreError:
+            return 0
+        return sum(layer.bytes for layer in layers if layer.index in retrieved)
 
     def _why_no_model(self) -> str | None:
         if self.store.names():

@@ -1,16 +1,20 @@
 """The service's settings: the only place that reads the environment."""
 
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from handler.strategies import DEFAULT_STRATEGY, STRATEGIES
 from models.manifest import is_model_name
 
 _PREFIX = "CICADA_"
-_UNPREFIXED = ("host", "port")
+_ORIGIN: Final = re.compile(
+    r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?"
+)
 
 
 class SettingsError(Exception):
@@ -29,8 +33,30 @@ def _model_name(name: str) -> str:
     return name
 
 
+def _listed(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+def _origins(origins: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    for origin in origins or ():
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{origin!r} is no origin, expected '*' or such as https://example.org"
+            )
+    return origins
+
+
+def _collector(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not url.isascii():
+        raise ValueError(
+            "expected the URL of an OTLP/HTTP collector, such as http://localhost:4318"
+        )
+    return url
+
+
 class Settings(BaseSettings):
-    """Read from the environment (`CICADA_WEIGHTS` is `weights`; `HOST` and `PORT` have no prefix)."""
+    """Read from the environment: `CICADA_WEIGHTS` is `weights`; those of others' making have their own names."""
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX, env_ignore_empty=True, frozen=True, populate_by_name=True
@@ -46,6 +72,12 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=32 << 20, ge=1, le=4 << 30)
     drain_s: float = Field(default=8.0, ge=0, le=3600, allow_inf_nan=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    cors_origins: Annotated[
+        tuple[str, ...] | None, NoDecode, BeforeValidator(_listed), AfterValidator(_origins)
+    ] = None
+    otlp_endpoint: Annotated[str, AfterValidator(_collector)] | None = Field(
+        default=None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
     host: str = Field(default="0.0.0.0", min_length=1, validation_alias="HOST")  # noqa: S104 a container's
     port: int = Field(default=8080, ge=0, le=65535, validation_alias="PORT")
 
@@ -58,12 +90,13 @@ class Settings(BaseSettings):
 
 def variable(field: str) -> str:
     """The environment variable of a setting: `timeout_s` -> `CICADA_TIMEOUT_S`."""
-    name = field.upper()
-    return name if field in _UNPREFIXED else _PREFIX + name
+    alias = Settings.model_fields[field].validation_alias
+    return alias if isinstance(alias, str) else _PREFIX + field.upper()
 
 
 def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
-    field = str(first["loc"][0]).lower()
+    place = str(first["loc"][0])
+    name = variable(place) if place in Settings.model_fields else place
     problem = first["msg"].removeprefix("Value error, ")
-    return f"{variable(field)} is {first['input']!r}: {problem[0].lower()}{problem[1:]}"
+    return f"{name} is {first['input']!r}: {problem[0].lower()}{problem[1:]}"

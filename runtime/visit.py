@@ -41,11 +41,36 @@ class VisitMiddleware:
         await _Visit(record, self._finish).run(self._app, inner, receive, send)
 
 
+class LastResortMiddleware:
+    """Answers what no route has foreseen: no traceback reaches a caller. Within all that marks answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:
+            logger.exception("unexpected fault", extra={"id": scope["state"]["record"].id})
+            if started:
+                raise
+            await render(Request(scope), Fault.unexpected())(scope, receive, send)
+
+
 class _Visit:
     def __init__(self, record: Record, finish: Callable[[Record], None]) -> None:
         self._record = record
         self._finish = finish
-        self._started = False
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         async def marked(message: Message) -> None:
@@ -54,17 +79,10 @@ class _Visit:
                 self._end(message["status"], scope)
             await send(message)
 
-        try:
-            await app(scope, receive, marked)
-        except Exception:  # the last resort: no traceback reaches a caller
-            logger.exception("unexpected fault", extra={"id": self._record.id})
-            if self._started:
-                raise
-            await render(Request(scope), Fault.unexpected())(scope, receive, marked)
+        await app(scope, receive, marked)
 
     def _end(self, status: int, scope: Scope) -> None:
         record = self._record
-        self._started = True
         record.status = status
         if record.answered_ns is None:
             record.answered_ns = time.monotonic_ns()

@@ -15,7 +15,7 @@ def _settings_are_the_tests_own() -> Iterator[None]:
     """The service reads the environment: a developer's own settings must not reach the tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith("CICADA_") or name in {"HOST", "PORT"}:
+            if name.startswith(("CICADA_", "OTEL_")) or name in {"HOST", "PORT"}:
                 patch.delenv(name)
         yield
 

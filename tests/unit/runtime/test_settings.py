@@ -26,6 +26,8 @@ def test_every_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch
         "CICADA_MAX_BODY_BYTES": "7",
         "CICADA_DRAIN_S": "0",
         "CICADA_LOG_LEVEL": "debug",
+        "CICADA_CORS_ORIGINS": "https://a.example, http://b.example:8000",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
         "HOST": "::1",
         "PORT": "9",
     }
@@ -43,6 +45,8 @@ def test_every_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch
         max_body_bytes=7,
         drain_s=0,
         log_level="debug",
+        cors_origins=("https://a.example", "http://b.example:8000"),
+        otlp_endpoint="http://collector:4318",
         host="::1",
         port=9,
     )
@@ -76,6 +80,16 @@ def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> N
             "CICADA_STRATEGY is 'fast': expected one of traditional, pisel",
         ),
         ("CICADA_DEFAULT_MODEL", "../x", "CICADA_DEFAULT_MODEL is '../x': expected a model name"),
+        (
+            "CICADA_CORS_ORIGINS",
+            "https://a.example/",
+            "CICADA_CORS_ORIGINS is 'https://a.example/': 'https://a.example/' is no origin",
+        ),
+        (
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            "collector:4317",
+            "OTEL_EXPORTER_OTLP_ENDPOINT is 'collector:4317': expected the URL",
+        ),
     ],
 )
 def test_a_wrong_value_is_one_sentence_that_names_the_variable(
