@@ -329,7 +329,7 @@ def test_placeholders_are_a_thirty_second_of_the_parameters(
         (
             {"input": {"kind": "tensor", "datatype": "INT8", "shape": [1, 3, 64, 64]}},
             400,
-            "'INT8', expected 'FP32'",
+            "datatype 'INT8', expected",
         ),
     ],
 )
