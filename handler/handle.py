@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from handler import inputs
+from handler import denormals, inputs
 from handler.cancellation import Cancellation
 from handler.errors import ModelFault, RequestFailed, UnknownTarget
 from handler.pipeline import Cancelled, Pipeline, Run
@@ -23,6 +23,7 @@ from models.store import CorruptModel, PreparedModel, Store, UnknownModel
 
 _OPENING_TRIES: Final = 5
 _CANCELLED_STATUS: Final = 499
+_OUT_OF_MEMORY_STATUS: Final = 503
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +89,9 @@ class RequestHandler:
             answer = _error(header, UnknownTarget.status, str(failure))
         except CorruptModel as failure:
             answer = _error(header, ModelFault.status, str(failure))
-        except Exception:
-            log.exception("request %s failed", header.get("id"))
-            answer = _error(
-                header, RequestFailed.status, "the handler failed: a fault of the service"
-            )
+        except Exception as failure:
+            log.exception("a request failed", extra={"id": header.get("id")})
+            answer = _error(header, *_unforeseen(failure))
         try:
             yield answer
         finally:
@@ -123,7 +122,8 @@ class RequestHandler:
                 start = now_ns()
                 value = inputs.decode(request.input, body, model.manifest.input)
                 timeline.decoded = (start, now_ns())
-                logits = run.execute(value)
+                with denormals.taken_as_zero():
+                    logits = run.execute(value)
                 return _result(request, model, logits, timeline)
         except BaseException as error:
             run.fail(error)
@@ -214,6 +214,12 @@ def _described(request: Request, model: PreparedModel, timeline: Timeline) -> di
         "placeholder_bytes": timeline.placeholder_bytes,
         "figures": asdict(timeline.figures()),
     }
+
+
+def _unforeseen(failure: Exception) -> tuple[int, str]:
+    if isinstance(failure, MemoryError) or "can't allocate memory" in str(failure):
+        return _OUT_OF_MEMORY_STATUS, "the handler found no memory for the request"
+    return RequestFailed.status, "the handler failed: a fault of the service"
 
 
 def _error(header: Header, status: int, message: str) -> Answer:

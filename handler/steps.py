@@ -52,9 +52,7 @@ class OpenFiles:
 
     def fault(self, entry: LayerEntry, what: str | None) -> ModelFault:
         """What is wrong with a layer's file, named."""
-        return ModelFault(
-            f"model {self._model.name!r}: {self._model.path / str(entry.file)}: {what}"
-        )
+        return ModelFault(f"model {self._model.name!r}: {entry.file}: {what}")
 
     def descriptor(self, index: int) -> int:
         return self._descriptors[index]

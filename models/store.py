@@ -116,7 +116,7 @@ class Store:
     def remove(self, name: str) -> None:
         """Removes the model: its link first, so that it is gone at once, then its versions. Raises UnknownModel."""
         if self._current(name) is None and not self._has_versions(name):
-            raise UnknownModel(f"there is no model {name!r} in {self.root}")
+            raise UnknownModel(f"there is no model {name!r}")
         with self._locked():
             if self._current(name) is not None:
                 (self.root / name).unlink()
@@ -267,7 +267,7 @@ class Store:
     def _existing(self, name: str) -> str:
         current = self._current(name)
         if current is None:
-            raise UnknownModel(f"there is no model {name!r} in {self.root}")
+            raise UnknownModel(f"there is no model {name!r}")
         return current
 
     def _open_version(self, name: str, version: str) -> PreparedModel:
@@ -327,7 +327,7 @@ def _read(name: str, folder: Path) -> PreparedModel:
     try:
         status = (folder / _MANIFEST).stat()
     except OSError as error:
-        raise CorruptModel(f"model {name!r}: {folder / _MANIFEST}: {error.strerror}") from error
+        raise CorruptModel(f"model {name!r}: {_MANIFEST}: {error.strerror}") from error
     return _read_cached(name, folder, status.st_ino, status.st_mtime_ns)
 
 
@@ -337,17 +337,18 @@ def _read_cached(name: str, folder: Path, _inode: int, _modified_ns: int) -> Pre
     try:
         encoded = path.read_bytes()
         if _version(encoded) != folder.name:
-            raise CorruptModel(f"model {name!r}: {path} was changed since it was prepared")
+            raise CorruptModel(f"model {name!r}: {_MANIFEST}: was changed since it was prepared")
         manifest = Manifest.model_validate_json(encoded)
         labels = _read_labels(folder, manifest)
     except OSError as error:
-        raise CorruptModel(f"model {name!r}: {error.filename}: {error.strerror}") from error
+        file = Path(error.filename).name
+        raise CorruptModel(f"model {name!r}: {file}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise CorruptModel(f"model {name!r}: {path}: {where}: {first['msg']}") from error
+        raise CorruptModel(f"model {name!r}: {_MANIFEST}: {where}: {first['msg']}") from error
     except ValueError as error:
-        raise CorruptModel(f"model {name!r}: {folder / _LABELS}: {error}") from error
+        raise CorruptModel(f"model {name!r}: {_LABELS}: {error}") from error
     return PreparedModel(name, folder.name, folder, manifest, labels)
 
 

@@ -1,34 +1,13 @@
-"""Logs: one JSON object a line on standard output."""
+"""The service's log: JSON lines on standard output, and what of the libraries' own is left out."""
 
-import json
 import logging
 import sys
-from datetime import UTC, datetime
-from typing import Any, Final
 
-_OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "color_message"}
-
-
-class JsonFormatter(logging.Formatter):
-    """time, level, event, whatever was given as `extra`, and a traceback where there is one."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC)
-        line: dict[str, Any] = {
-            "time": at.isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "event": record.getMessage().strip(),
-        }
-        line |= {name: value for name, value in vars(record).items() if name not in _OWN}
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+from handler import loglines
 
 
 def configure(level: str) -> None:
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(JsonFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    loglines.configure(level.upper(), sys.stdout)
     # uvicorn tells at "info" what the service says itself, in its own words.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
