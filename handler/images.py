@@ -19,6 +19,12 @@ _MOST_RESIZED_PIXELS: Final = 25_000_000
 
 def decode(encoded: bytearray, spec: InputSpec) -> Tensor:
     """Decodes an image and preprocesses it as the torchvision preset of the model's weights does."""
+    return prepare(_opened(encoded, spec.resize), spec)
+
+
+def prepare(image: Image.Image, spec: InputSpec) -> Tensor:
+    """A decoded RGB image as float32 [1, 3, crop, crop]. Raises InvalidInput."""
+    _check_proportions(image, spec.resize)
     preset = ImageClassification(
         crop_size=spec.crop,
         resize_size=spec.resize,
@@ -27,7 +33,7 @@ def decode(encoded: bytearray, spec: InputSpec) -> Tensor:
         interpolation=InterpolationMode(spec.interpolation),
         antialias=spec.antialias,
     )
-    prepared: Tensor = preset(_opened(encoded, spec.resize))
+    prepared: Tensor = preset(image)
     return prepared.unsqueeze(0)
 
 

@@ -1,21 +1,18 @@
-"""The Open Inference Protocol, version 2, over HTTP with JSON tensors.
+"""The Open Inference Protocol, version 2, over HTTP: tensors as JSON or as binary data.
 
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version as distribution_version
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final
 
-import numpy as np
-from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, Field, ValidationError
+from fastapi import APIRouter, Header, Request, Response
+from pydantic import ValidationError
 from pydantic_core import from_json
 
-from models.store import PreparedModel
-from runtime import bodies
+from models.store import PreparedModel, UnknownModel
+from runtime import binary_tensors, bodies, input_tensors, output_tensors
 from runtime.answers import Json
 from runtime.descriptions import (
     INFERENCE,
@@ -26,97 +23,41 @@ from runtime.descriptions import (
     StrategyHeader,
     schema,
 )
-from runtime.errors import BadInput, Fault, UnsupportedMediaType, brief
-from runtime.frames import Tensor
+from runtime.errors import BadInput
+from runtime.input_tensors import HandlerInput
+from runtime.output_tensors import Wanted
 from runtime.pool import Answer
-from runtime.service import service_of
+from runtime.protocol import (
+    EXTENSIONS,
+    INPUT,
+    LABELS,
+    OUTPUTS,
+    InferenceRequest,
+    InferenceResponse,
+    Live,
+    ModelMetadata,
+    ModelReady,
+    Ready,
+    ServerMetadata,
+)
+from runtime.service import Service, service_of
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
-INPUT: Final = "input"
-OUTPUTS: Final = ("logits", "probabilities")
-BINARY_HEADER: Final = "Inference-Header-Content-Length"
-
-
-class ServerMetadata(BaseModel):
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class Live(BaseModel):
-    live: bool
-
-
-class Ready(BaseModel):
-    ready: bool
-
-
-class ModelReady(BaseModel):
-    name: str
-    ready: bool
-
-
-class TensorMetadata(BaseModel):
-    name: str
-    datatype: str
-    shape: list[int] = Field(description="-1 stands for any size.")
-
-
-class ModelMetadata(BaseModel):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-class RequestInput(BaseModel):
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: dict[str, Any] = {}
-    data: Any = Field(description="Numbers in row-major order, nested as the shape says or flat.")
-
-
-class RequestOutput(BaseModel):
-    name: str
-    parameters: dict[str, Any] = {}
-
-
-class InferenceRequest(BaseModel):
-    id: str | None = None
-    parameters: dict[str, Any] = {}
-    inputs: list[RequestInput]
-    outputs: list[RequestOutput] | None = None
-
-
-class ResponseOutput(BaseModel):
-    name: str
-    datatype: Literal["FP32"]
-    shape: list[int]
-    data: list[float | None] = Field(description="null stands for a number that is not finite.")
-
-
-class InferenceResponse(BaseModel):
-    model_name: str
-    model_version: str
-    id: str | None = None
-    outputs: list[ResponseOutput]
-
-
-@dataclass(frozen=True, slots=True)
-class _InputTensor:
-    """The input as a handler takes it: the frame's `input`, and its bytes."""
-
-    header: dict[str, Any]
-    body: bytes
+HeaderLength = Annotated[
+    str | None,
+    Header(
+        alias=binary_tensors.HEADER,
+        description="Bytes of the JSON object, where binary data follow it; 0 where there is none.",
+        examples=["161"],
+    ),
+]
 
 
 @router.get("", response_model=ServerMetadata, summary="The server's name and version")
 async def server_metadata() -> Json:
     version = distribution_version("cicada-serverless")
-    return Json({"name": "cicada", "version": version, "extensions": []})
+    return Json({"name": "cicada", "version": version, "extensions": EXTENSIONS})
 
 
 @router.get("/health/live", response_model=Live, summary="Whether the server answers")
@@ -163,61 +104,101 @@ async def version_ready(request: Request, model: ModelName, version: ModelVersio
     return _model_ready(request, model, version)
 
 
-_BODY: Final = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": schema(InferenceRequest)}},
-    }
+_BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+REQUEST_CONTENT: Final[dict[str, Any]] = {
+    "application/json": {"schema": schema(InferenceRequest)},
+    binary_tensors.MEDIA_TYPE: _BINARY,
+}
+_BODY: Final = {"requestBody": {"required": True, "content": REQUEST_CONTENT}}
+RESPONSES: Final = {
+    **INFERENCE,
+    200: {
+        "headers": {
+            **INFERENCE[200]["headers"],
+            binary_tensors.HEADER: {
+                "description": "Bytes of the JSON object, where binary data follow it.",
+                "schema": {"type": "string"},
+            },
+        },
+        "content": {binary_tensors.MEDIA_TYPE: _BINARY},
+    },
 }
 
 
 @router.post(
     "/models/{model}/infer",
     response_model=InferenceResponse,
-    responses=INFERENCE,
+    responses=RESPONSES,
     openapi_extra=_BODY,
-    summary="Tensors in, tensors out",
+    summary="Tensors or images in, tensors out",
 )
 async def infer_model(
-    request: Request, model: ModelName, strategy: StrategyHeader = None
+    request: Request,
+    model: ModelName,
+    strategy: StrategyHeader = None,
+    header_length: HeaderLength = None,
 ) -> Response:
-    return await infer(request, model, None, strategy=strategy)
+    return await infer(request, model, None, strategy=strategy, header_length=header_length)
 
 
 @router.post(
     "/models/{model}/versions/{version}/infer",
     response_model=InferenceResponse,
-    responses=INFERENCE,
+    responses=RESPONSES,
     openapi_extra=_BODY,
     summary="The same, of one version",
 )
 async def infer_version(
-    request: Request, model: ModelName, version: ModelVersion, strategy: StrategyHeader = None
+    request: Request,
+    model: ModelName,
+    version: ModelVersion,
+    strategy: StrategyHeader = None,
+    header_length: HeaderLength = None,
 ) -> Response:
-    return await infer(request, model, version, strategy=strategy)
+    return await infer(request, model, version, strategy=strategy, header_length=header_length)
 
 
 async def infer(
-    request: Request, name: str, version: str | None, *, strategy: str | None
+    request: Request,
+    name: str,
+    version: str | None,
+    *,
+    strategy: str | None,
+    header_length: str | None,
 ) -> Response:
     """Answers an inference request of the protocol."""
     service = service_of(request)
     model = service.inference(request, name, version)
-    if BINARY_HEADER in request.headers:
-        raise UnsupportedMediaType("binary tensors are not supported, expected tensors in JSON")
-    asked = _parse(await bodies.read(request, service.settings.max_body_bytes))
+    limit = service.settings.max_body_bytes
+    body = await bodies.read(request, limit)
+    asked, given = _decode(body, header_length, model, limit)
     chosen = service.strategy(strategy, asked.parameters.get("strategy"))
-    tensor = _input_tensor(asked.inputs, model)
+    outputs = output_tensors.wanted(asked, model.manifest.classes)
     answer = await service.infer(
         request,
         model=name,
         version=version,
         strategy=chosen,
-        tensor=tensor.header,
-        body=tensor.body,
-        outputs=_outputs(asked.outputs),
+        tensor=given.header,
+        body=given.body,
+        outputs=[output.name for output in outputs],
+        top=max(output.top for output in outputs),
     )
-    return service.respond(request, answer, _response(asked, answer))
+    response, binary = _response(service, asked, outputs, answer)
+    return service.respond(request, answer, response, binary)
+
+
+def _decode(
+    body: bytes, header_length: str | None, model: PreparedModel, limit: int
+) -> tuple[InferenceRequest, HandlerInput]:
+    """What is asked, and its input; the bytes of binary data are not copied."""
+    spec = model.manifest.input
+    if header_length is None:
+        asked = _parse(body)
+        return asked, input_tensors.decode(asked, None, spec, limit)
+    length = binary_tensors.header_length(header_length, len(body))
+    asked = _parse(body[:length]) if length else input_tensors.raw(body, spec)
+    return asked, input_tensors.decode(asked, memoryview(body)[length:], spec, limit)
 
 
 def _parse(body: bytes) -> InferenceRequest:
@@ -232,93 +213,44 @@ def _parse(body: bytes) -> InferenceRequest:
         raise BadInput(f"the body is not JSON: {error}") from None
 
 
-def _input_tensor(inputs: Sequence[RequestInput], model: PreparedModel) -> _InputTensor:
-    names = [tensor.name for tensor in inputs]
-    if names != [INPUT]:
-        raise BadInput(f"inputs are {brief(names)}, expected exactly one, named {INPUT!r}")
-    (tensor,) = inputs
-    if tensor.datatype != "FP32":
-        raise BadInput(f"input {INPUT!r} has datatype {brief(tensor.datatype)}, expected 'FP32'")
-    _check_shape(tensor.shape, model)
-    values = _values(tensor)
-    header = {"kind": "tensor", "datatype": "FP32", "shape": tensor.shape}
-    return _InputTensor(header, values.tobytes())
-
-
-def _check_shape(shape: list[int], model: PreparedModel) -> None:
-    side = model.manifest.input.crop
-    if len(shape) != 4 or shape[0] < 1 or shape[1:] != [3, side, side]:
-        expected = f"[n, 3, {side}, {side}] with n from 1"
-        raise BadInput(f"input {INPUT!r} has shape {brief(shape)}, expected {expected}")
-
-
-def _values(tensor: RequestInput) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The tensor's data as little-endian float32 in row-major order."""
-    count = math.prod(tensor.shape)
-    try:
-        found = np.asarray(tensor.data)
-    except (ValueError, OverflowError):
-        raise BadInput(f"data of input {INPUT!r} is nested unevenly") from None
-    if found.dtype.kind not in "fiu":
-        raise BadInput(f"data of input {INPUT!r} holds something else than numbers")
-    if found.shape not in {(count,), tuple(tensor.shape)}:
-        expected = f"{count} numbers, flat or nested as the shape {tensor.shape} says"
-        raise BadInput(
-            f"data of input {INPUT!r} has shape {brief(list(found.shape))}, expected {expected}"
-        )
-    with np.errstate(over="ignore"):
-        values = found.astype("<f4", order="C")
-    if not np.isfinite(values).all():
-        raise BadInput(f"data of input {INPUT!r} holds a number beyond the range of FP32")
-    return values
-
-
-def _outputs(asked: Sequence[RequestOutput] | None) -> list[str]:
-    """The outputs to make, in the order asked for; by default the logits."""
-    names = list(dict.fromkeys(output.name for output in asked or ()))
-    unknown = [name for name in names if name not in OUTPUTS]
-    if unknown:
-        raise BadInput(
-            f"output {brief(unknown[0])} is unknown, expected one of {', '.join(OUTPUTS)}"
-        )
-    return names or [OUTPUTS[0]]
-
-
-def _response(asked: InferenceRequest, answer: Answer) -> dict[str, Any]:
+def _response(
+    service: Service, asked: InferenceRequest, wanted: Sequence[Wanted], answer: Answer
+) -> tuple[dict[str, Any], list[bytes | memoryview]]:
+    """The JSON object, and the binary data behind it."""
+    labels = _class_names(service, answer) if any(o.classification for o in wanted) else None
+    outputs = output_tensors.encode(wanted, answer, labels)
     result = answer.result
     response: dict[str, Any] = {"model_name": result.model, "model_version": result.version}
     if asked.id is not None:
         response["id"] = asked.id
-    response["outputs"] = list(_output_tensors(result.outputs, answer.body))
-    return response
+    response["outputs"] = [output.described for output in outputs]
+    return response, [output.binary for output in outputs if output.binary is not None]
 
 
-def _output_tensors(outputs: Sequence[Tensor], body: bytes) -> list[dict[str, Any]]:
-    tensors = []
-    offset = 0
-    for output in outputs:
-        if output.bytes != 4 * math.prod(output.shape):
-            raise Fault(f"the handler's output {output.name!r} has a wrong size")
-        values = np.frombuffer(body, "<f4", count=math.prod(output.shape), offset=offset)
-        offset += output.bytes
-        tensor = output.model_dump(include={"name", "datatype", "shape"})
-        tensors.append({**tensor, "data": values.tolist()})
-    return tensors
+def _class_names(service: Service, answer: Answer) -> Sequence[str] | None:
+    """Those of the version that answered, which may have been removed since."""
+    try:
+        return service.store.open(answer.result.model, answer.result.version).labels
+    except UnknownModel:
+        return None
 
 
 def _metadata(request: Request, name: str, version: str | None = None) -> Json:
     service = service_of(request)
     model = service.model(name, version)
-    side = model.manifest.input.crop
-    classes = model.manifest.classes
+    manifest = model.manifest
+    side = manifest.input.crop
     return Json(
         {
             "name": name,
             "versions": service.store.versions(name) if version is None else [model.version],
-            "platform": "cicada_pytorch",
+            "platform": f"pytorch_{manifest.weight_format}",
             "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, 3, side, side]}],
             "outputs": [
-                {"name": output, "datatype": "FP32", "shape": [-1, classes]} for output in OUTPUTS
+                {"name": LABELS, "datatype": "BYTES", "shape": [-1, -1]}
+                if output == LABELS
+                else {"name": output, "datatype": "FP32", "shape": [-1, manifest.classes]}
+                for output in OUTPUTS
             ],
         }
     )

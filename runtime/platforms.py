@@ -3,43 +3,46 @@
 `/invocations` and `/ping` are Amazon SageMaker's; `/_/health` and `/_/ready` are OpenFaaS'.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from runtime import bodies, open_inference, predictions
+from runtime import answers, bodies, open_inference, predictions
 from runtime.answers import Json
 from runtime.descriptions import (
     IMAGE_CONTENT,
-    INFERENCE,
     NOT_READY,
     StrategyHeader,
     Top,
-    schema,
 )
+from runtime.protocol import InferenceResponse
 from runtime.service import service_of
 
 router = APIRouter(tags=["platforms"])
 
-_CONTENT: Final[dict[str, Any]] = {
-    **IMAGE_CONTENT,
-    "application/json": {"schema": schema(open_inference.InferenceRequest)},
-}
+_CONTENT: Final = {**IMAGE_CONTENT, **open_inference.REQUEST_CONTENT}
 
 
 @router.post(
     "/invocations",
-    response_model=list[predictions.Prediction] | open_inference.InferenceResponse,
-    responses=INFERENCE,
+    response_model=list[predictions.Prediction] | InferenceResponse,
+    responses=open_inference.RESPONSES,
     openapi_extra={"requestBody": {"required": True, "content": _CONTENT}},
-    summary="The default model: an image, or with application/json an inference request",
+    summary="The default model: an image, or an inference request in JSON or with binary data",
 )
 async def invoke_default(
-    request: Request, top: Top = 5, strategy: StrategyHeader = None
+    request: Request,
+    top: Top = 5,
+    strategy: StrategyHeader = None,
+    header_length: open_inference.HeaderLength = None,
 ) -> Response:
+    """An inference request is told by application/json, or by Inference-Header-Content-Length."""
     model = service_of(request).default_model()
-    if bodies.media_type(request.headers) == "application/json":
-        return await open_inference.infer(request, model, None, strategy=strategy)
+    is_json = bodies.media_type(request.headers) == answers.MEDIA_TYPE
+    if is_json or header_length is not None:
+        return await open_inference.infer(
+            request, model, None, strategy=strategy, header_length=header_length
+        )
     return await predictions.predict(request, model, top=top, strategy=strategy)
 
 

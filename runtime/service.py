@@ -83,7 +83,7 @@ class Service:
         version: str | None,
         strategy: str,
         tensor: dict[str, Any],
-        body: bytes,
+        body: Body,
         outputs: Sequence[str],
         top: int = 1,
     ) -> Answer:
@@ -103,7 +103,14 @@ class Service:
             "top": top,
         }
         record.strategy = strategy
-        job = Job(header, body)
+        job = Job(
+            header,
+            body,
+            urgency=priority.urgency(request.headers.getlist(priority.HEADER)),
+            need=admission.need(
+                self.model(model, version).manifest, strategy, tensor, memoryview(body).nbytes
+            ),
+        )
         try:
             answer = await _unless_left(request, self.pool.infer(job))
         finally:

@@ -155,7 +155,9 @@ async def test_numbers_that_are_not_finite_become_null(apps: Apps) -> None:
         labels = (await client.post("/predictions/tiny", content=b"image")).json()
         assert labels[1]["probability"] is None
         response = await client.post("/v2/models/tiny/infer", json={"inputs": [tensor()]})
-        assert response.json()["outputs"][0]["data"] == [1.0, None, -0.5]
+        logits = response.json()["outputs"][0]
+        assert logits["data"] == [1.0, None, -0.5]
+        assert logits["parameters"] == {"finite": False}
 
 
 @pytest.mark.parametrize(
@@ -196,21 +198,35 @@ async def test_an_unknown_strategy_is_answered_with_the_known_ones(
 
 async def test_an_inference_answers_as_the_protocol_says(apps: Apps, weights: Path) -> None:
     version = Store(weights).open("tiny").version
-    body = {"id": "mine", "inputs": [tensor(data=nested())]}
-    async with apps.client() as (client, _):
+    outputs = [{"name": "logits"}, {"name": "labels", "parameters": {"top": 1}}]
+    body = {"id": "mine", "inputs": [tensor(data=nested())], "outputs": outputs}
+    async with apps.client() as (client, app):
         response = await client.post(f"/v2/models/tiny/versions/{version}/infer", json=body)
+        (handler,) = app.state.service.pool.pids
+    logits = {"name": "logits", "datatype": "FP32", "shape": [1, 3], "data": [1.0, None, -0.5]}
     assert response.json() == {
         "model_name": "tiny",
         "model_version": version,
         "id": "mine",
         "outputs": [
-            {"name": "logits", "datatype": "FP32", "shape": [1, 3], "data": [1.0, None, -0.5]}
+            {**logits, "parameters": {"finite": False}},
+            {"name": "labels", "datatype": "BYTES", "shape": [1, 1], "data": [str(handler)]},
         ],
     }
 
 
+async def test_all_outputs_are_answered_where_none_is_named(apps: Apps) -> None:
+    async with apps.client() as (client, _):
+        unnamed: list[dict[str, Any]] = [{}, {"outputs": None}, {"outputs": []}]
+        for outputs in unnamed:
+            body = {"inputs": [tensor()], **outputs}
+            answer = (await client.post("/v2/models/tiny/infer", json=body)).json()
+            shapes = {output["name"]: output["shape"] for output in answer["outputs"]}
+            assert shapes == {"logits": [1, 3], "probabilities": [1, 3], "labels": [1, 3]}
+
+
 async def test_outputs_come_in_the_order_asked_for(apps: Apps) -> None:
-    names = ["probabilities", "logits"]
+    names = ["labels", "probabilities", "logits"]
     body = {"inputs": [tensor()], "outputs": [{"name": name} for name in names]}
     async with apps.client() as (client, _):
         response = await client.post("/v2/models/tiny/infer", json=body)
@@ -234,13 +250,21 @@ def _inputs(*inputs: Any) -> str:
         (_inputs(), "inputs are [], expected exactly one, named 'input'"),
         (_inputs(tensor(), tensor()), "inputs are ['input', 'input'], expected exactly one"),
         (_inputs(tensor(name="x")), "inputs are ['x'], expected exactly one"),
-        (_inputs(tensor(datatype="INT8")), "input 'input' has datatype 'INT8', expected 'FP32'"),
+        (_inputs(tensor(datatype="INT8")),
+         "input 'input' has datatype 'INT8', expected one of FP32, FP64, FP16, BF16, UINT8, BYTES"),
+        (_inputs(tensor(data=None)), "input 'input' has neither data nor binary_data_size"),
+        (_inputs(tensor(shape=[1.0, 3, 2, 2])), "inputs.0.shape.0: input should be a valid integer"),
+        (_inputs(tensor(shape=["1", 3, 2, 2])), "inputs.0.shape.0: input should be a valid integer"),
+        (_inputs(tensor(parameters={"binary_data_size": 48}, data=None)),
+         "has binary_data_size, expected the header Inference-Header-Content-Length with it"),
         (_inputs(tensor(shape=[3, 2, 2])), "has shape [3, 2, 2], expected [n, 3, 2, 2]"),
         (_inputs(tensor(shape=[0, 3, 2, 2], data=[])), "has shape [0, 3, 2, 2], expected [n, 3, 2, 2]"),
         (_inputs(tensor(shape=[-1, 3, 2, 2])), "has shape [-1, 3, 2, 2], expected [n, 3, 2, 2]"),
         (_inputs(tensor(shape=[1, 3, 2, 9])), "has shape [1, 3, 2, 9], expected [n, 3, 2, 2]"),
-        (_inputs(tensor(shape=[10**30, 3, 2, 2])), "has shape [12], expected 12000"),
-        (_inputs(tensor(shape=[10**9, 3, 2, 2])), "has shape [12], expected 12000000000 numbers"),
+        (_inputs(tensor(shape=[10**30, 3, 2, 2])), "over the limit of 33554432 bytes"),
+        (_inputs(tensor(shape=[10**9, 3, 2, 2])),
+         "has shape [1000000000, 3, 2, 2]: 48000000000 bytes in FP32, over the limit"),
+        (_inputs(tensor(shape=[10**5, 3, 2, 2])), "has shape [12], expected 1200000 numbers"),
         (_inputs(tensor(data=[1.0] * 11)), "has shape [11], expected 12 numbers"),
         (_inputs(tensor(data=nested(2))), "has shape [2, 3, 2, 2], expected 12 numbers"),
         (_inputs(tensor(data=[[1.0] * 12])), "has shape [1, 12], expected 12 numbers"),
@@ -254,7 +278,7 @@ def _inputs(*inputs: Any) -> str:
         ('{"inputs": [{"name": "input", "shape": [1,3,2,2], "datatype": "FP32", "data": '
          + json.dumps([0] * 11)[:-1] + ", 1e999]}]}", "beyond the range of FP32"),
         (json.dumps({"inputs": [tensor()], "outputs": [{"name": "x"}]}),
-         "output 'x' is unknown, expected one of logits, probabilities"),
+         "output 'x' is unknown, expected one of logits, probabilities, labels"),
     ],
 )  # fmt: skip
 async def test_a_bad_inference_request_is_told_what_was_expected(
@@ -274,29 +298,22 @@ async def test_numbers_may_be_whole(apps: Apps) -> None:
         assert (await client.post("/v2/models/tiny/infer", json=body)).status_code == 200
 
 
-async def test_binary_tensors_are_refused_by_name(apps: Apps) -> None:
-    async with apps.client() as (client, _):
-        headers = {"Inference-Header-Content-Length": "2"}
-        response = await client.post("/v2/models/tiny/infer", content=b"{}", headers=headers)
-        assert response.status_code == 415
-        assert "binary tensors" in response.json()["error"]
-
-
 async def test_metadata_tells_inputs_outputs_and_versions(apps: Apps, weights: Path) -> None:
     version = Store(weights).open("tiny").version
     async with apps.client() as (client, _):
         server = (await client.get("/v2")).json()
         assert server["name"] == "cicada"
-        assert server["extensions"] == []
+        assert server["extensions"] == ["binary_tensor_data", "classification", "parameters"]
         for path in ("/v2/models/tiny", f"/v2/models/tiny/versions/{version}"):
             assert (await client.get(path)).json() == {
                 "name": "tiny",
                 "versions": [version],
-                "platform": "cicada_pytorch",
+                "platform": "pytorch_safetensors",
                 "inputs": [{"name": "input", "datatype": "FP32", "shape": [-1, 3, 2, 2]}],
                 "outputs": [
                     {"name": "logits", "datatype": "FP32", "shape": [-1, 3]},
                     {"name": "probabilities", "datatype": "FP32", "shape": [-1, 3]},
+                    {"name": "labels", "datatype": "BYTES", "shape": [-1, -1]},
                 ],
             }
             ready = (await client.get(f"{path}/ready")).json()

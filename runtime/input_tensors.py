@@ -1,0 +1,223 @@
+"""An inference request's input, checked, as a handler takes it: what it is, and its bytes."""
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from models.manifest import InputSpec
+from runtime import binary_tensors
+from runtime.errors import BadInput, brief
+from runtime.protocol import INPUT, InferenceRequest, RequestInput
+
+_FP32_BYTES: Final = 4
+_ELEMENT_BYTES: Final = {"FP32": 4, "FP64": 8, "FP16": 2, "BF16": 2, "UINT8": 1}
+_ONLY_BINARY: Final = ("FP16", "BF16")
+"""JSON has no agreed form of them (the protocol's "Tensor Data")."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerInput:
+    """The `input` of an `infer` frame (`handler/inputs.py`), and the frame's body."""
+
+    header: dict[str, Any]
+    body: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One input of a request, with its part of the bytes behind the JSON object if it has one."""
+
+    tensor: RequestInput
+    binary: memoryview | None
+    spec: InputSpec
+
+    @property
+    def datatype(self) -> str:
+        return self.tensor.datatype
+
+    @property
+    def shape(self) -> list[int]:
+        return self.tensor.shape
+
+
+def raw(body: bytes, spec: InputSpec) -> InferenceRequest:
+    """What a body without a JSON object asks for: one FP32 tensor in, every output out as binary data."""
+    shape = [1, 3, spec.crop, spec.crop]
+    expected = _FP32_BYTES * math.prod(shape)
+    if len(body) != expected:
+        raise BadInput(
+            f"the body has {len(body)} bytes, expected {expected}: "
+            f"with {binary_tensors.HEADER} 0 it is an FP32 tensor of shape {shape}"
+        )
+    parameters = {binary_tensors.SIZE: expected}
+    tensor = RequestInput(name=INPUT, shape=shape, datatype="FP32", parameters=parameters)
+    return InferenceRequest(inputs=[tensor], parameters={"binary_data_output": True})
+
+
+def decode(
+    asked: InferenceRequest, binary: memoryview | None, spec: InputSpec, limit: int
+) -> HandlerInput:
+    """The request's one input. Raises BadInput.
+
+    binary: what follows the JSON object, None where no header tells of it.
+    limit: bytes that a batch of more than one may take in FP32, which a handler makes of every input.
+    """
+    names = [tensor.name for tensor in asked.inputs]
+    if names != [INPUT]:
+        raise BadInput(f"inputs are {brief(names)}, expected exactly one, named {INPUT!r}")
+    (tensor,) = asked.inputs
+    (part,) = binary_tensors.assign(asked.inputs, binary)
+    decoder = _DECODERS.get(tensor.datatype)
+    if decoder is None:
+        expected = ", ".join(_DECODERS)
+        raise BadInput(
+            f"input {INPUT!r} has datatype {brief(tensor.datatype)}, expected one of {expected}"
+        )
+    if part is None and tensor.data is None:
+        raise BadInput(f"input {INPUT!r} has neither data nor {binary_tensors.SIZE}")
+    given = _Given(tensor, part, spec)
+    _check_batch(given, limit)
+    return decoder(given)
+
+
+def _check_batch(given: _Given, limit: int) -> None:
+    count = given.shape[0] if given.shape else 0
+    needed = count * 3 * given.spec.crop**2 * _FP32_BYTES
+    if count > 1 and needed > limit:
+        raise BadInput(
+            f"input {INPUT!r} has shape {brief(given.shape)}: {needed} bytes in FP32, "
+            f"over the limit of {limit} bytes"
+        )
+
+
+def _floats(given: _Given) -> HandlerInput:
+    side = given.spec.crop
+    if not _is_batch(given.shape, [3, side, side]):
+        raise _wrong_shape(given, f"[n, 3, {side}, {side}]")
+    if given.binary is not None:
+        return _tensor(given, _sized(given, given.binary))
+    if given.datatype in _ONLY_BINARY:
+        raise BadInput(f"{given.datatype} has no form in JSON, expected it as binary data")
+    with np.errstate(over="ignore"):
+        values = _numbers(given, "fiu").astype("<f4", order="C", copy=False)
+    if not np.isfinite(values).all():
+        raise BadInput(f"data of input {INPUT!r} holds a number beyond the range of FP32")
+    return _tensor(given, values.data.cast("B"), datatype="FP32")
+
+
+def _tensor(given: _Given, body: memoryview, datatype: str | None = None) -> HandlerInput:
+    header = {
+        "kind": "tensor",
+        "datatype": datatype or given.datatype,
+        "shape": given.shape,
+    }
+    return HandlerInput(header, body)
+
+
+def _pixels(given: _Given) -> HandlerInput:
+    """UINT8 [n, height, width, 3]: decoded RGB images, which the handler treats as it treats others."""
+    shape = given.shape
+    if len(shape) != 4 or shape[3] != 3 or min(shape) < 1:
+        raise _wrong_shape(given, "[n, height, width, 3]")
+    if given.binary is not None:
+        body = _sized(given, given.binary)
+    else:
+        values = _numbers(given, "iu")
+        if values.min() < 0 or values.max() > 255:
+            raise BadInput(f"data of input {INPUT!r} holds a number outside 0 to 255")
+        body = values.astype(np.uint8, order="C").data.cast("B")
+    return HandlerInput({"kind": "pixels", "shape": shape}, body)
+
+
+def _images(given: _Given) -> HandlerInput:
+    """BYTES [n] or [n, 1]: encoded images, in JSON as base64."""
+    if not (_is_batch(given.shape, []) or _is_batch(given.shape, [1])):
+        raise _wrong_shape(given, "[n] or [n, 1]")
+    count = given.shape[0]
+    images: Sequence[bytes | memoryview]
+    if given.binary is not None:
+        images = binary_tensors.elements(given.binary, count)
+    else:
+        images = [_from_base64(place, text) for place, text in enumerate(_strings(given), 1)]
+    header = {"kind": "images", "lengths": [len(image) for image in images]}
+    return HandlerInput(header, images[0] if count == 1 else b"".join(images))
+
+
+_DECODERS: Final[dict[str, Callable[[_Given], HandlerInput]]] = {
+    "FP32": _floats,
+    "FP64": _floats,
+    "FP16": _floats,
+    "BF16": _floats,
+    "UINT8": _pixels,
+    "BYTES": _images,
+}
+
+
+def _is_batch(shape: list[int], of: list[int]) -> bool:
+    return shape[1:] == of and shape[:1] > [0]
+
+
+def _wrong_shape(given: _Given, expected: str) -> BadInput:
+    return BadInput(
+        f"input {INPUT!r} has shape {brief(given.shape)}, "
+        f"expected {expected} of {given.datatype} with n from 1"
+    )
+
+
+def _sized(given: _Given, binary: memoryview) -> memoryview:
+    expected = _ELEMENT_BYTES[given.datatype] * math.prod(given.shape)
+    if len(binary) != expected:
+        raise BadInput(
+            f"{binary_tensors.SIZE} of input {INPUT!r} is {len(binary)}, expected {expected} "
+            f"for {given.datatype} of shape {given.shape}"
+        )
+    return binary
+
+
+def _numbers(given: _Given, kinds: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """The JSON data as an array, of one of numpy's kinds of numbers."""
+    count = math.prod(given.shape)
+    try:
+        found = np.asarray(given.tensor.data)
+    except (ValueError, OverflowError):
+        raise BadInput(f"data of input {INPUT!r} is nested unevenly") from None
+    if found.dtype.kind not in kinds:
+        expected = "numbers" if "f" in kinds else "whole numbers"
+        raise BadInput(f"data of input {INPUT!r} holds something else than {expected}")
+    if found.shape not in {(count,), tuple(given.shape)}:
+        raise BadInput(
+            f"data of input {INPUT!r} has shape {brief(list(found.shape))}, "
+            f"expected {count} numbers, flat or nested as the shape {given.shape} says"
+        )
+    return found
+
+
+def _strings(given: _Given) -> list[Any]:
+    """The JSON data as a flat list of as many elements as the shape says."""
+    data = given.tensor.data
+    if isinstance(data, list) and len(given.shape) > 1:
+        rows = [row for row in data if isinstance(row, list) and len(row) == 1]
+        data = [row[0] for row in rows] if len(rows) == len(data) else data
+    if not isinstance(data, list) or len(data) != given.shape[0]:
+        raise BadInput(
+            f"data of input {INPUT!r} is not a list of {given.shape[0]} elements, "
+            f"as the shape {given.shape} says"
+        )
+    return data
+
+
+def _from_base64(place: int, text: object) -> bytes:
+    try:
+        if isinstance(text, str):
+            return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    raise BadInput(
+        f"element {place} of data of input {INPUT!r} is {brief(text)}, "
+        f"expected an encoded image in base64"
+    )
