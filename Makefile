@@ -7,10 +7,10 @@ CICADA := $(VENV)/bin/cicada
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint format types fix clean
+.PHONY: help run test lint format types fix bench-http clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 run: $(VENV)/.installed ## set up, prepare resnet50 once, serve on PORT (8080)
 	@$(CICADA) inspect resnet50 >/dev/null 2>&1 \
@@ -35,6 +35,9 @@ types: $(VENV)/.installed-dev ## mypy, strict
 fix: $(VENV)/.installed-dev ## format, and repair what ruff can
 	@$(VENV)/bin/ruff check --fix
 	@$(VENV)/bin/ruff format
+
+bench-http: $(VENV)/.installed ## requests per second and latency under 1 to 64 clients; ARGS="--json FILE" keeps the figures
+	@$(CICADA) bench http $(ARGS)
 
 clean: ## remove the environment and the tools' caches; prepared weights stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -251,6 +251,43 @@ def latency(
         )
 
 
+@bench_app.command()
+def http(
+    model: Annotated[str, typer.Option(help="A torchvision model.")] = "resnet50",
+    kinds: Annotated[
+        str, typer.Option(metavar="NAMES", help="Comma-separated: image, binary, json.")
+    ] = "image,binary,json",
+    clients: Annotated[
+        str, typer.Option(metavar="NUMBERS", help="Comma-separated numbers of concurrent clients.")
+    ] = "1,4,16,64",
+    seconds: Annotated[float, typer.Option(min=0, help="Per row, at most.")] = 10.0,
+    requests: Annotated[int, typer.Option(min=1, help="Per row, at most.")] = 2000,
+    image: Annotated[Path | None, typer.Option(help="By default one is made.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where a store is made, and removed again.")
+    ] = None,
+) -> None:
+    """Load a service of its own with concurrent clients: rates, latencies, and health meanwhile."""
+    from bench import http
+
+    with _errors_as_one_sentence():
+        http.run(
+            http.options(
+                model=model,
+                kinds=kinds.split(","),
+                clients=clients.split(","),
+                seconds=seconds,
+                requests=requests,
+                image=image,
+                folder=folder,
+            ),
+            json_file,
+        )
+
+
 def main() -> None:
     app(prog_name="cicada")
 
