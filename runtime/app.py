@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version as distribution_version
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from models.store import Store
 from runtime import (
@@ -19,6 +19,7 @@ from runtime import (
     predictions,
     requests,
 )
+from runtime.access import Access
 from runtime.metrics import Metrics
 from runtime.pool import Pool
 from runtime.service import Service
@@ -45,6 +46,11 @@ def create_app(settings: Settings, *, command: Sequence[str] | None = None) -> F
         on_end=counts.handler_ended,
     )
     counts.watch(pool, has)
+    access = Access(
+        [key.get_secret_value() for key in settings.api_keys or ()],
+        health=settings.keys_for_health,
+        metrics=settings.keys_for_metrics,
+    )
     service = Service(settings, Store(settings.weights), pool, counts)
     app = FastAPI(
         title="Cicada",
@@ -54,8 +60,10 @@ def create_app(settings: Settings, *, command: Sequence[str] | None = None) -> F
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        dependencies=[Depends(access.check)],
     )
     app.state.service = service
+    app.state.access = access
     app.state.tracing = _tracing(settings)
     errors.install(app)
     _add_middleware(app, settings)
@@ -108,11 +116,11 @@ def handler_command(settings: Settings, has: limits.Limits) -> list[str]:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    pool: Pool = app.state.service.pool
-    pool.start()
+    service: Service = app.state.service
+    service.start()
     try:
         yield
     finally:
-        await pool.close()
+        await service.close()
         if app.state.tracing is not None:
             await app.state.tracing.close()

@@ -169,12 +169,22 @@ def remove(
 
 
 @app.command()
-def serve(weights: Weights = None) -> None:
+def serve(
+    weights: Weights = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every file's hash first [env: CICADA_VERIFY].")
+    ] = False,
+) -> None:
     """Serve the models over HTTP; settings come from the environment (CICADA_*, HOST, PORT)."""
+    from runtime import signals
+
+    signals.end_at_once()
     from runtime.server import serve as run
     from runtime.settings import SettingsError
 
     settings = _settings(weights)
+    if verify:
+        settings = settings.model_copy(update={"verify": True})
     try:
         run(settings)
     except SettingsError as error:

@@ -42,6 +42,7 @@ def install(app: FastAPI) -> None:
     def description() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = describe(app)
+            app.state.access.describe(app.openapi_schema)
         return app.openapi_schema
 
     # As FastAPI's documentation says to extend it.

@@ -2,6 +2,7 @@
 
 ServiceError                    500
     BadInput                    400   the request says what cannot be done
+    Unauthorized                401   WWW-Authenticate: API keys are set, and the request has none of them
     NotFound                    404   no such model, version or request
     BodyTooLarge                413
     UnsupportedMediaType        415
@@ -42,6 +43,15 @@ class ServiceError(Exception):
 
 class BadInput(ServiceError):
     status = 400
+
+
+class Unauthorized(ServiceError):
+    status = 401
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        # The body is not read, as with BodyTooLarge.
+        return {"WWW-Authenticate": 'Bearer realm="cicada"', "Connection": "close"}
 
 
 class NotFound(ServiceError):

@@ -181,9 +181,13 @@ class Pool:
             self._line.leave(job)
             self._jobs.discard(job)
 
+    def refuse_new(self) -> None:
+        """The service is not ready any more; what was taken is still answered."""
+        self._draining = True
+
     def drain(self, limit_s: float) -> None:
         """Takes nothing new; what is not answered within `limit_s` is refused then."""
-        self._draining = True
+        self.refuse_new()
         asyncio.get_running_loop().call_later(limit_s, self._refuse_all)
 
     async def close(self) -> None:

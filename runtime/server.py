@@ -1,29 +1,32 @@
 """The server: one process that listens at once and stops gracefully."""
 
+import asyncio
 import logging
+import math
 import os
-import signal
 import socket
 import sys
 from types import FrameType
+from typing import Final
 
 import uvicorn
 
-from runtime import logs
+from runtime import logs, signals
 from runtime.app import create_app
 from runtime.service import Service
 from runtime.settings import Settings
 
 logger = logging.getLogger("cicada.server")
 
-BACKLOG = 2048
+BACKLOG: Final = 2048
+CLOSING_S: Final = 0.25
+"""For the answers to those that were refused at the end of the drain."""
 
 
 def serve(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends the process at once."""
     logs.configure(settings.log_level)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit)
+    signals.end_at_once()
     with _listen(settings) as listener:
         host, port = listener.getsockname()[:2]
         app = create_app(settings)
@@ -37,7 +40,7 @@ def serve(settings: Settings) -> None:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=int(settings.drain_s) + 1,
+            timeout_graceful_shutdown=math.ceil(settings.drain_s + CLOSING_S),
         )
         try:
             _Server(config, app.state.service).run(sockets=[listener])
@@ -56,11 +59,6 @@ def _listen(settings: Settings) -> socket.socket:
         sys.exit(f"cicada: cannot listen on {settings.host} port {settings.port}: {reason}")
 
 
-def _exit(_number: int, _frame: FrameType | None) -> None:
-    """Before uvicorn takes the signals over, and when it raises them anew after its own shutdown."""
-    sys.exit(0)
-
-
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -69,9 +67,17 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             os._exit(1)
+        self._service.pool.refuse_new()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        logger.info("draining", extra={"limit_s": self._service.settings.drain_s})
-        self._service.pool.drain(self._service.settings.drain_s)
+        limit_s = self._service.settings.drain_s
+        logger.info("draining", extra={"limit_s": limit_s})
+        self._service.pool.drain(limit_s)
+        asyncio.get_running_loop().call_later(limit_s + CLOSING_S, self._close_stalled)
         await super().shutdown(sockets)
+
+    def _close_stalled(self) -> None:
+        """Whoever has neither sent its request nor taken its answer by now keeps nobody waiting."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

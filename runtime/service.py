@@ -16,6 +16,7 @@ from runtime.metrics import Metrics
 from runtime.pool import Answer, Job, Pool
 from runtime.requests import Record, Records
 from runtime.settings import Settings
+from runtime.verification import Verification
 
 _T = TypeVar("_T")
 
@@ -27,10 +28,25 @@ class Service:
         self.pool = pool
         self.metrics = metrics
         self.records = Records()
+        self._verification = Verification(settings.weights) if settings.verify else None
+        self._verifying: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Returns at once."""
+        self.pool.start()
+        if self._verification is not None:
+            self._verifying = asyncio.create_task(self._verification.run())
+
+    async def close(self) -> None:
+        if self._verifying is not None:
+            self._verifying.cancel()
+            await asyncio.wait([self._verifying])
+        await self.pool.close()
 
     def why_not_ready(self) -> str | None:
         """None when a request would be served now; otherwise one sentence."""
-        return self.pool.why_not_ready() or self._why_no_model()
+        verifying = self._verification.why_not_ready() if self._verification else None
+        return self.pool.why_not_ready() or verifying or self._why_no_model()
 
     def require_ready(self) -> None:
         reason = self.why_not_ready()
@@ -44,6 +60,8 @@ class Service:
         model = self.model(name, version)
         record.model = model.name
         record.version = model.version
+        if self._verification is not None:
+            self._verification.require_sound(model)
         return model
 
     def model(self, name: str, version: str | None = None) -> PreparedModel:

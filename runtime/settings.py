@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from handler.strategies import DEFAULT_STRATEGY, STRATEGIES
@@ -46,6 +46,13 @@ def _origins(origins: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return origins
 
 
+def _keys(keys: tuple[SecretStr, ...] | None) -> tuple[SecretStr, ...] | None:
+    for key in keys or ():
+        if re.fullmatch(r"[!-+.-~]{8,256}", key.get_secret_value()) is None:
+            raise ValueError("expected keys of 8 to 256 visible ASCII characters, between commas")
+    return keys
+
+
 def _collector(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or not url.isascii():
@@ -72,6 +79,12 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=32 << 20, ge=1, le=4 << 30)
     drain_s: float = Field(default=8.0, ge=0, le=3600, allow_inf_nan=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    verify: bool = False
+    api_keys: Annotated[
+        tuple[SecretStr, ...] | None, NoDecode, BeforeValidator(_listed), AfterValidator(_keys)
+    ] = None
+    keys_for_health: bool = False
+    keys_for_metrics: bool = False
     cors_origins: Annotated[
         tuple[str, ...] | None, NoDecode, BeforeValidator(_listed), AfterValidator(_origins)
     ] = None
@@ -99,4 +112,5 @@ def _sentence(error: ValidationError) -> str:
     place = str(first["loc"][0])
     name = variable(place) if place in Settings.model_fields else place
     problem = first["msg"].removeprefix("Value error, ")
-    return f"{name} is {first['input']!r}: {problem[0].lower()}{problem[1:]}"
+    found = "not usable" if place == "api_keys" else repr(first["input"])  # keys are never shown
+    return f"{name} is {found}: {problem[0].lower()}{problem[1:]}"
