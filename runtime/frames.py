@@ -7,6 +7,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StringConstraints,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -16,8 +17,12 @@ from pydantic_core import ArgsKwargs
 from handler.strategies import STRATEGIES
 from handler.timeline import Figures, Span, Suspension
 from handler.wire import Header, ProtocolError
+from models.manifest import NAME_PATTERN, VERSION_PATTERN
 
 Count = Annotated[int, Field(ge=0)]
+# Both stand in headers of the answer: of these forms they cannot break one.
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
+Version = Annotated[str, StringConstraints(pattern=f"^{VERSION_PATTERN}$")]
 
 
 class _Frame(BaseModel):
@@ -33,8 +38,8 @@ class Timeline(_Frame):
     """What ran when in one request's pipeline; nanoseconds of the monotonic clock."""
 
     strategy: str
-    model: str
-    version: str
+    model: Name
+    version: Version
     layers: tuple[str, ...]
     arrival_ns: int
     decoded_ns: tuple[int, int]
@@ -80,8 +85,8 @@ class Ready(_Frame):
 class Result(_Frame):
     type: Literal["result"]
     id: str
-    model: str
-    version: str
+    model: Name
+    version: Version
     outputs: tuple[Tensor, ...]
     labels: tuple[tuple[Label, ...], ...] | None
     timeline: Timeline
