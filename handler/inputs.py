@@ -35,7 +35,7 @@ def _images(lengths: object, body: bytearray, spec: InputSpec) -> Tensor:
         raise InvalidInput(f"the images have the lengths {lengths!r}, expected a list of sizes")
     if not lengths or sum(lengths) != len(body):
         raise InvalidInput(
-            f"the images have {len(body)} bytes, expected {sum(lengths)} from 1 image"
+            f"{len(lengths)} images in {len(body)} bytes, expected one or more in {sum(lengths)}"
         )
     prepared = []
     start = 0

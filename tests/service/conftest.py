@@ -15,6 +15,13 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from models.store import Store
 
 STUB = Path(__file__).with_name("stub_handler.py")
 DEADLINE_S = 60.0
@@ -67,6 +74,36 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*command, "--weights", str(store)], check=True, capture_output=True, timeout=DEADLINE_S
     )
     return store
+
+
+@pytest.fixture(scope="session")
+def reference(weights: Path) -> nn.Module:
+    """torchvision's own model with the prepared weights."""
+    model: nn.Module = torchvision.models.resnet18(weights=None).eval()
+    state: dict[str, Tensor] = {}
+    for file in Store(weights).open("resnet18").path.glob("*.safetensors"):
+        state |= load_file(file)
+    names = model.state_dict().keys()
+    model.load_state_dict({name: state[name] for name in names})
+    return model
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As many threads as the server's handlers have: sums are rounded alike only then."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def photo_tensor(photo: Path) -> Tensor:
+    """The photo as torchvision's preset prepares it, 1 x 3 x 224 x 224."""
+    preset = torchvision.models.ResNet18_Weights.IMAGENET1K_V1.transforms()
+    with Image.open(photo) as image:
+        prepared: Tensor = preset(image)
+    return prepared.unsqueeze(0)
 
 
 class Server:

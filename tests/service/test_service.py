@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +14,14 @@ import psutil
 import pytest
 import torch
 import torchvision
-from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from handler.strategies import STRATEGIES
-from models.store import Store
 
 Eventually = Callable[[Callable[[], object]], None]
 Server = Any
 StartServer = Callable[..., Server]
 CLASSES = 1000
-
-
-@pytest.fixture(scope="module")
-def reference(weights: Path) -> nn.Module:
-    """torchvision's own model with the prepared weights."""
-    model: nn.Module = torchvision.models.resnet18(weights=None).eval()
-    state: dict[str, Tensor] = {}
-    for file in Store(weights).open("resnet18").path.glob("*.safetensors"):
-        state |= load_file(file)
-    names = model.state_dict().keys()
-    model.load_state_dict({name: state[name] for name in names})
-    return model
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As many threads as the server's handlers have: sums are rounded alike only then."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def photo_tensor(photo: Path) -> Tensor:
-    preset = torchvision.models.ResNet18_Weights.IMAGENET1K_V1.transforms()
-    with Image.open(photo) as image:
-        prepared: Tensor = preset(image)
-    return prepared.unsqueeze(0)
 
 
 def inference(value: Tensor, **more: Any) -> dict[str, Any]:
