@@ -66,12 +66,12 @@ class Pipeline:
     ) -> "Run":
         """Starts construction and retrieval at once, where the strategy's units run side by side."""
         run = Run(steps, strategy, durations, timeline)
-        if strategy.decoupled:
-            flight = run.depart(self._ahead_bytes)
-            run.tasks.extend(self._decoupler.begin(flight))
+        flight = run.depart(self._ahead_bytes) if strategy.decoupled else None
         if strategy.pipelined:
             run.tasks.append(self._layer.submit(run.construct_all))
             run.tasks.append(self._weight.submit(run.apply_all))
+        if flight is not None:
+            run.tasks.extend(self._decoupler.begin(flight))
         return run
 
     def close(self) -> None:
