@@ -28,6 +28,10 @@ _DTYPES: Final[dict[DataType, torch.dtype]] = {
 }
 
 
+_CONSTRUCTION_ERRORS: Final = (AssertionError, OverflowError, RuntimeError, TypeError, ValueError)
+"""What torchvision's constructors raise for sizes that they cannot be built for."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedLayer:
     layer: Layer
@@ -74,6 +78,9 @@ def _plan(model: PreparedModel) -> Plan:
         architecture = _architecture(manifest)
     except catalog.UnknownArchitecture as error:
         raise ModelFault(f"model {model.name!r}: {error}") from error
+    except _CONSTRUCTION_ERRORS as error:
+        what = f"{manifest.architecture} for images of {manifest.image_size} pixels"
+        raise ModelFault(f"model {model.name!r}: its manifest says {what}: {error}") from error
     found = [entry.name for entry in manifest.layers]
     expected = [layer.name for layer in architecture.layers]
     if found != expected:

@@ -1,7 +1,9 @@
 """The layers of one request: a version's files opened, and per layer the steps L, W, A and E."""
 
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from torch import Tensor
 
@@ -13,6 +15,9 @@ from handler.strategies import Strategy
 from models.layers import BuiltLayer
 from models.manifest import LayerEntry, WeightFormat
 from models.store import PreparedModel
+
+# Whoever opens a pipe would wait for its writer.
+_OPENING: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class OpenFiles:
@@ -38,17 +43,17 @@ class OpenFiles:
         if entry.file is None:
             return
         try:
-            descriptor = os.open(
-                entry.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder
-            )
+            descriptor = os.open(entry.file, _OPENING, dir_fd=folder)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not self._model.path.exists():
                 raise
             raise self.fault(entry, error.strerror) from error
         self._descriptors[entry.index] = descriptor
-        size = os.fstat(descriptor).st_size
-        if size != entry.bytes:
-            raise self.fault(entry, f"has {size} bytes, expected {entry.bytes}")
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise self.fault(entry, "is not a regular file")
+        if status.st_size != entry.bytes:
+            raise self.fault(entry, f"has {status.st_size} bytes, expected {entry.bytes}")
 
     def fault(self, entry: LayerEntry, what: str | None) -> ModelFault:
         """What is wrong with a layer's file, named."""

@@ -325,9 +325,11 @@ def _version(encoded: bytes) -> str:
 
 def _read(name: str, folder: Path) -> PreparedModel:
     try:
-        status = (folder / _MANIFEST).stat()
+        status = (folder / _MANIFEST).lstat()
     except OSError as error:
         raise CorruptModel(f"model {name!r}: {_MANIFEST}: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CorruptModel(f"model {name!r}: {_MANIFEST}: is not a regular file")
     return _read_cached(name, folder, status.st_ino, status.st_mtime_ns)
 
 
@@ -355,6 +357,8 @@ def _read_cached(name: str, folder: Path, _inode: int, _modified_ns: int) -> Pre
 def _read_labels(folder: Path, manifest: Manifest) -> tuple[str, ...] | None:
     if manifest.labels is None:
         return None
+    if not (folder / manifest.labels).is_file():
+        raise ValueError("is missing, or is not a file")
     encoded = (folder / manifest.labels).read_bytes()
     if hashlib.sha256(encoded).hexdigest() != manifest.labels_sha256:
         raise ValueError("was changed since it was prepared")

@@ -7,7 +7,7 @@ from types import FrameType
 
 def end_at_once() -> None:
     """From here on SIGTERM and SIGINT end the process with status 0: it has nothing to finish yet."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit)
 
 

@@ -46,10 +46,17 @@ def say_ready(connection: socket.socket) -> None:
     wire.send(connection, ready)
 
 
+def hog() -> NoReturn:
+    held = []
+    while True:
+        held.append(bytearray(b"x" * (8 << 20)))
+
+
 ENDS: dict[str, Callable[[socket.socket, str], None]] = {
     "exit": lambda _, code: os._exit(int(code)),
     "die": lambda _, name: os.kill(os.getpid(), signal.Signals[name]),
     "hang": lambda *_: hang(),
+    "hog": lambda *_: hog(),
     "close": lambda connection, _: close(connection),
     "garbage": lambda connection, _: say(connection, b"HTTP/1.1 200 OK\r\n\r\n"),
     "half": lambda connection, _: say_half_a_frame(connection),
