@@ -11,10 +11,12 @@ from runtime import reporting
 
 METHODS: Final = ("GET", "HEAD", "POST")
 REQUEST_HEADERS: Final = (
+    "Authorization",
     "Cicada-Strategy",
     "Content-Encoding",
     "Inference-Header-Content-Length",
     "Priority",
+    "X-API-Key",
     "X-Request-ID",
     "traceparent",
     "tracestate",

@@ -75,11 +75,16 @@ class _Visit:
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[ID_HEADER] = self._record.id
+                self._mark(MutableHeaders(scope=message))
                 self._end(message["status"], scope)
             await send(message)
 
         await app(scope, receive, marked)
+
+    def _mark(self, headers: MutableHeaders) -> None:
+        headers[ID_HEADER] = self._record.id
+        if headers.get("Allow") == "GET":
+            headers["Allow"] = "GET, HEAD"
 
     def _end(self, status: int, scope: Scope) -> None:
         record = self._record

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -247,6 +248,21 @@ def test_promtool_has_no_finding(metrics: Metrics) -> None:
         check=False,
     )
     assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+def test_the_readme_names_every_metric_and_its_labels(metrics: Metrics, repository: Path) -> None:
+    rows = re.findall(
+        r"^\| `(cicada_[a-z_]+)` \| (.*?) ?\|", (repository / "README.md").read_text(), re.MULTILINE
+    )
+    told = {name: set(re.findall("`([a-z]+)`", labels)) for name, labels in rows}
+    found = {
+        family.name + "_total" * (family.type == "counter"): {
+            label for s in family.samples for label in s.labels if label != "le"
+        }
+        for family in families(metrics).values()
+        if family.name.startswith("cicada_")
+    }
+    assert told == found
 
 
 def test_labels_come_from_known_sets_only(metrics: Metrics) -> None:
