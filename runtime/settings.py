@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from handler.strategies import DEFAULT_STRATEGY, STRATEGIES
 from models.manifest import is_model_name
 
+MOST_PIXELS: Final = 178_956_970
+"""Beyond it Pillow itself refuses an image."""
 _PREFIX = "CICADA_"
 _ORIGIN: Final = re.compile(
     r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?"
@@ -48,7 +50,7 @@ def _origins(origins: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 def _keys(keys: tuple[SecretStr, ...] | None) -> tuple[SecretStr, ...] | None:
     for key in keys or ():
-        if re.fullmatch(r"[!-+.-~]{8,256}", key.get_secret_value()) is None:
+        if re.fullmatch(r"[!-+\--~]{8,256}", key.get_secret_value()) is None:
             raise ValueError("expected keys of 8 to 256 visible ASCII characters, between commas")
     return keys
 
@@ -77,6 +79,10 @@ class Settings(BaseSettings):
     queue: int = Field(default=64, ge=0, le=65536)
     timeout_s: float = Field(default=60.0, gt=0, le=86400, allow_inf_nan=False)
     max_body_bytes: int = Field(default=32 << 20, ge=1, le=4 << 30)
+    max_pixels: int = Field(default=50_000_000, ge=1, le=MOST_PIXELS)
+    header_timeout_s: float = Field(default=10.0, gt=0, le=3600, allow_inf_nan=False)
+    body_timeout_s: float = Field(default=60.0, gt=0, le=3600, allow_inf_nan=False)
+    keep_alive_s: float = Field(default=75.0, gt=0, le=3600, allow_inf_nan=False)
     drain_s: float = Field(default=8.0, ge=0, le=3600, allow_inf_nan=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     verify: bool = False
