@@ -40,11 +40,6 @@ def _header(description: str, **schema: Any) -> Described:
 _DECIMAL: Final = r"-?[0-9]{1,12}\.[0-9]{1,3}"
 _UNITS: Final = {"pattern": rf"^layer={_DECIMAL}, weight={_DECIMAL}, compute={_DECIMAL}$"}
 _RATIO: Final = {"type": "number", "minimum": 0, "maximum": 1}
-_OPTIONAL: Final = {"required": False, "schema": {"type": "string"}}
-_TRACE: Final[dict[str, str]] = {
-    "traceparent": "The request's span in the caller's trace (W3C Trace Context), where the service traces.",
-    "tracestate": "The caller's, where the service traces.",
-}
 FIGURES: Final[dict[str, Described]] = {
     "Server-Timing": _header("How long each part took, in milliseconds; parts overlap."),
     "Cicada-Strategy": _header("The strategy that ran.", **_STRATEGY),
@@ -67,17 +62,32 @@ REQUEST_ID_HEADER: Final = _header(
     "The request's id: the caller's, if it is valid, else a new one.",
     pattern="^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$",
 )
-REQUEST_ID: Final[Described] = {
-    "name": "X-Request-ID",
-    "in": "header",
-    "description": "An id for the request: letters, digits, `.`, `_`, `~`, `-`, up to 128; else it gets a new one.",
-    **_OPTIONAL,
+TRACE_HEADERS: Final[dict[str, Described]] = {
+    "traceparent": {
+        **_header("The request's span in the caller's trace, where the service traces."),
+        "required": False,
+    },
+    "tracestate": {**_header("The caller's, where the service traces."), "required": False},
 }
 RETRY_AFTER: Final = _header("Seconds until it is worth asking again.", type="integer", minimum=1)
-TRACE_PARAMETERS: Final[list[Described]] = [
-    {"name": name, "in": "header", "description": "W3C Trace Context.", **_OPTIONAL}
-    for name in _TRACE
+
+
+def _taken(name: str, description: str, **schema: Any) -> Described:
+    header = _header(description, **schema)
+    return {"name": name, "in": "header", **header, "required": False}
+
+
+REQUEST_ID: Final = _taken(
+    "X-Request-ID",
+    "An id for the request: letters, digits, `.`, `_`, `~`, `-`, up to 128; else it gets a new one.",
+)
+INFERENCE_PARAMETERS: Final[list[Described]] = [
+    _taken("Content-Encoding", "How the body is compressed.", enum=["identity", "gzip"]),
+    _taken("Priority", "`u=0` (first) to `u=7` (last) among those that wait (RFC 9218)."),
+    _taken("traceparent", "The caller's span, where the service traces (W3C Trace Context)."),
+    _taken("tracestate", "What belongs to it."),
 ]
+"""What every inference takes beside what its route declares."""
 
 _ERRORS: Final = {
     400: "The input cannot be used",
@@ -101,12 +111,7 @@ ERRORS: Final = _errors(*_ERRORS)
 NOT_READY: Final = _errors(503)
 MISSING: Final = _errors(404, 500)
 INFERENCE: Final[Responses] = {
-    200: {
-        "headers": {
-            **FIGURES,
-            **{name: {"description": text, **_OPTIONAL} for name, text in _TRACE.items()},
-        }
-    },
+    200: {"headers": FIGURES},
     **ERRORS,
 }
 

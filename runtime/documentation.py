@@ -14,10 +14,11 @@ from starlette.responses import FileResponse
 
 from runtime.descriptions import (
     FIGURES,
+    INFERENCE_PARAMETERS,
     REQUEST_ID,
     REQUEST_ID_HEADER,
     RETRY_AFTER,
-    TRACE_PARAMETERS,
+    TRACE_HEADERS,
 )
 from runtime.errors import ErrorBody
 from runtime.visit import ID_HEADER
@@ -26,7 +27,8 @@ DESCRIPTION: Final = """\
 Image classification that builds, loads and runs the model for each request.
 
 Every answer carries `X-Request-ID`; `HEAD` is answered wherever `GET` is; a method that a path has not is answered
-with 405 and `Allow`, an unknown path with 404, both as `{"error": "one sentence"}` like every other error."""
+with 405 and `Allow`, an unknown path with 404, both as `{"error": "one sentence"}` like every other error. To pages of
+the origins that the service names, answers carry CORS headers and `Timing-Allow-Origin`."""
 
 _ASSETS: Final = Path(__file__).with_name("swagger_ui")
 _MEDIA_TYPES: Final = {
@@ -58,12 +60,14 @@ def describe(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
     for operation in _operations(described):
-        _complete_parameters(operation)
         responses = operation["responses"]
+        infers = FIGURES.keys() <= responses["200"].get("headers", {}).keys()
+        more = [REQUEST_ID, *(INFERENCE_PARAMETERS if infers else ())]
+        operation["parameters"] = [*operation.get("parameters", []), *more]
         responses.pop("422", None)  # the framework's; here it is 400
         responses.setdefault("500", {"description": "A fault of the service"})
         for status, response in responses.items():
-            _complete_response(int(status), response)
+            _complete_response(int(status), response, TRACE_HEADERS if infers else {})
     schemas = described["components"]["schemas"]
     schemas["ErrorBody"] = ErrorBody.model_json_schema()
     for unused in ("HTTPValidationError", "ValidationError"):
@@ -71,14 +75,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
     return described
 
 
-def _complete_parameters(operation: dict[str, Any]) -> None:
-    infers = FIGURES.keys() <= operation["responses"]["200"].get("headers", {}).keys()
-    traced = TRACE_PARAMETERS if infers else []
-    operation["parameters"] = [*operation.get("parameters", []), REQUEST_ID, *traced]
-
-
-def _complete_response(status: int, response: dict[str, Any]) -> None:
-    headers = {**response.get("headers", {}), ID_HEADER: REQUEST_ID_HEADER}
+def _complete_response(status: int, response: dict[str, Any], more: dict[str, Any]) -> None:
+    headers = {**response.get("headers", {}), ID_HEADER: REQUEST_ID_HEADER, **more}
     response["headers"] = (
         {**headers, "Retry-After": RETRY_AFTER} if status in _TRY_AGAIN else headers
     )

@@ -1,10 +1,10 @@
 """Prometheus metrics. Labels come from known sets only, so that no caller can make them grow."""
 
 from collections.abc import Collection, Iterator
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import prometheus_client
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -150,8 +150,9 @@ _FORMS: Final[dict[int | str, dict[str, Any]]] = {
     responses=_FORMS,
     summary="Metrics in Prometheus' text format, or OpenMetrics where `Accept` asks for it",
 )
-async def metrics(request: Request, accept: Annotated[str, Header()] = "") -> Response:
+async def metrics(request: Request) -> Response:
     service = request.app.state.service
     models = {*service.store.names(), *service.store.damaged()}
+    accept = request.headers.get("Accept", "")
     content, content_type = service.metrics.exposition(accept, models)
     return Response(content, headers={"Content-Type": content_type})

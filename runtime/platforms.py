@@ -15,7 +15,7 @@ from runtime.descriptions import (
     StrategyHeader,
     Top,
 )
-from runtime.protocol import InferenceResponse
+from runtime.protocol import InferenceResponse, Live, Ready
 from runtime.service import service_of
 
 router = APIRouter(tags=["platforms"])
@@ -46,13 +46,20 @@ async def invoke_default(
     return await predictions.predict(request, model, top=top, strategy=strategy)
 
 
-@router.get("/ping", responses=NOT_READY, summary="SageMaker's health check: 200 when ready")
-@router.get("/_/ready", responses=NOT_READY, summary="OpenFaaS' readiness check")
+@router.get(
+    "/ping",
+    response_model=Ready,
+    responses=NOT_READY,
+    summary="SageMaker's health check: 200 when ready",
+)
+@router.get(
+    "/_/ready", response_model=Ready, responses=NOT_READY, summary="OpenFaaS' readiness check"
+)
 async def ready(request: Request) -> Json:
     service_of(request).require_ready()
     return Json({"ready": True})
 
 
-@router.get("/_/health", summary="OpenFaaS' liveness check")
+@router.get("/_/health", response_model=Live, summary="OpenFaaS' liveness check")
 async def healthy() -> Json:
     return Json({"live": True})

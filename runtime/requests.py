@@ -5,12 +5,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 
 from handler.strategies import STRATEGIES
-from handler.timeline import Span
+from handler.timeline import Figures, Kind, Span
 from runtime.answers import Json
 from runtime.descriptions import MISSING
 from runtime.errors import NotFound
@@ -138,6 +139,54 @@ class Records:
             raise NotFound(sentence) from None
 
 
+class Summary(BaseModel):
+    """One request, times in milliseconds; null is what it did not come to."""
+
+    id: str
+    at: datetime
+    model: str | None
+    version: str | None
+    strategy: str | None
+    status: int | None
+    error: str | None
+    receive_ms: float | None
+    queue_ms: float | None
+    pipeline_ms: float | None
+    total_ms: float | None
+
+
+class Listed(BaseModel):
+    requests: list[Summary]
+
+
+class ShownSuspension(BaseModel):
+    """Milliseconds since the request's arrival."""
+
+    layer: int
+    name: str
+    start_ms: float
+    end_ms: float
+
+
+class ShownSpan(ShownSuspension):
+    kind: Kind
+
+
+class Shown(Summary):
+    figures: Figures | None
+    layers: list[str]
+    spans: list[ShownSpan]
+    suspensions: list[ShownSuspension]
+
+
+class ChromeTrace(BaseModel):
+    """Chrome's "Trace Event Format", the JSON object form."""
+
+    traceEvents: list[dict[str, Any]]  # noqa: N815 the format's name
+    displayTimeUnit: Literal["ms"]  # noqa: N815
+    otherData: dict[str, Any]  # noqa: N815
+
+
 router = APIRouter(prefix="/requests", tags=["requests"])
 
 
@@ -146,18 +195,24 @@ def _records(request: Request) -> Records:
     return records
 
 
-@router.get("", summary="The last 256 inference requests, the latest first")
+@router.get("", response_model=Listed, summary="The last 256 inference requests, the latest first")
 async def list_requests(request: Request) -> Json:
     return Json({"requests": [record.summary() for record in _records(request)]})
 
 
-@router.get("/{request_id}", responses=MISSING, summary="One request's times, figures and spans")
+@router.get(
+    "/{request_id}",
+    response_model=Shown,
+    responses=MISSING,
+    summary="One request's times, figures and spans",
+)
 async def show_request(request: Request, request_id: str) -> Json:
     return Json(_records(request).get(request_id).whole())
 
 
 @router.get(
     "/{request_id}/trace",
+    response_model=ChromeTrace,
     responses=MISSING,
     summary="One request's timeline in Chrome's trace-event form, which Perfetto opens",
 )

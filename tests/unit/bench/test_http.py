@@ -1,0 +1,98 @@
+"""`cicada bench http` in a small form: what it tells, not how fast anything is."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from bench import http
+from bench.http import BenchFailed, Request
+
+CHOSEN: Final[dict[str, Any]] = {
+    "model": "resnet18",
+    "kinds": ["image"],
+    "clients": ["1"],
+    "seconds": 1.0,
+    "requests": 10,
+    "image": None,
+    "folder": None,
+}
+
+
+def cicada(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "runtime.cli", "bench", "http", *arguments],
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_every_kind_and_number_of_clients_has_its_figures(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    (tmp_path / "work").mkdir()
+    done = cicada(
+        *("--model", "resnet18", "--clients", "1,3", "--seconds", "20", "--requests", "6"),
+        *("--json", str(figures)),
+        folder=tmp_path / "work",
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(figures.read_text())
+    assert told["environment"]["cores"] >= 1
+    rows = told["rows"]
+    cells = [(row["kind"], row["clients"]) for row in rows]
+    assert cells == [(kind, n) for kind in ("image", "binary", "json") for n in (1, 3)]
+    for row in rows:
+        assert row["n"] == 6, "each cell ends after its number of requests"
+        assert row["failures"] == {}
+        assert row["requests_per_s"] == pytest.approx(row["n"] / row["seconds"])
+        assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"] < row["seconds"] * 1000
+        assert row["health_n"] >= 1
+        assert 0 < row["health_p50_ms"] <= row["health_slowest_ms"]
+        assert f"{row['requests_per_s']:.1f}" in done.stdout
+        assert f"{row['health_slowest_ms']:.1f}" in done.stdout
+    assert list((tmp_path / "work").iterdir()) == [], "the store it made is removed again"
+    left = [p for p in psutil.Process().children(recursive=True) if "serve" in p.cmdline()]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"kinds": ["image", "xml"]}, "there is no kind 'xml': known are image, binary, json"),
+        ({"clients": ["4", "0"]}, "a number of clients is '0', expected one from 1"),
+        ({"clients": [""]}, "a number of clients is '', expected one from 1"),
+    ],
+)
+def test_a_choice_that_is_none_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BenchFailed, match=sentence):
+        http.options(**{**CHOSEN, **changes})
+
+
+def test_both_forms_of_a_tensor_hold_the_same_values() -> None:
+    plain = http.request("json", "m", 4, None)
+    binary = http.request("binary", "m", 4, None)
+    (tensor,) = json.loads(plain.body)["inputs"]
+    length = int(binary.headers["Inference-Header-Content-Length"])
+    (described,) = json.loads(binary.body[:length])["inputs"]
+    assert tensor["shape"] == described["shape"] == [1, 3, 4, 4]
+    assert described["parameters"]["binary_data_size"] == len(binary.body) - length
+    values = np.frombuffer(binary.body[length:], "<f4")
+    assert np.array_equal(np.array(tensor["data"], np.float32), values)
+
+
+def test_an_image_is_the_one_given_or_one_that_is_made() -> None:
+    assert http.request("image", "m", 4, b"mine") == Request(
+        "/predictions/m", {"Content-Type": "application/octet-stream"}, b"mine"
+    )
+    made = Image.open(io.BytesIO(http.request("image", "m", 4, None).body))
+    assert (made.format, made.size, made.mode) == ("JPEG", (640, 480), "RGB")
