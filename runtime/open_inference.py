@@ -105,8 +105,15 @@ async def version_ready(request: Request, model: ModelName, version: ModelVersio
 
 
 _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+_PIXEL: Final = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+_EXAMPLE: Final = {
+    "inputs": [{"name": INPUT, "datatype": "BYTES", "shape": [1], "data": [_PIXEL]}],
+    "outputs": [{"name": LABELS, "parameters": {"top": 3}}],
+}
 REQUEST_CONTENT: Final[dict[str, Any]] = {
-    "application/json": {"schema": schema(InferenceRequest)},
+    "application/json": {"schema": schema(InferenceRequest), "example": _EXAMPLE},
     binary_tensors.MEDIA_TYPE: _BINARY,
 }
 _BODY: Final = {"requestBody": {"required": True, "content": REQUEST_CONTENT}}
