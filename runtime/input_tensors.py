@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ _FP32_BYTES: Final = 4
 _ELEMENT_BYTES: Final = {"FP32": 4, "FP64": 8, "FP16": 2, "BF16": 2, "UINT8": 1}
 _ONLY_BINARY: Final = ("FP16", "BF16")
 """JSON has no agreed form of them (the protocol's "Tensor Data")."""
+
+_NUMBERS: Final[frozenset[type]] = frozenset(
+    {int, float}
+)  # true and false are of a type of their own
+_WHOLE_NUMBERS: Final[frozenset[type]] = frozenset({int})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +110,14 @@ def _floats(given: _Given) -> HandlerInput:
     if given.datatype in _ONLY_BINARY:
         raise BadInput(f"{given.datatype} has no form in JSON, expected it as binary data")
     with np.errstate(over="ignore"):
-        values = _numbers(given, "fiu").astype("<f4", order="C", copy=False)
+        values = _floating(given).astype("<f4")
     if not np.isfinite(values).all():
-        raise BadInput(f"data of input {INPUT!r} holds a number beyond the range of FP32")
+        raise _beyond_range()
     return _tensor(given, values.data.cast("B"), datatype="FP32")
 
 
 def _tensor(given: _Given, body: memoryview, datatype: str | None = None) -> HandlerInput:
-    header = {
-        "kind": "tensor",
-        "datatype": datatype or given.datatype,
-        "shape": given.shape,
-    }
+    header = {"kind": "tensor", "datatype": datatype or given.datatype, "shape": given.shape}
     return HandlerInput(header, body)
 
 
@@ -124,13 +126,7 @@ def _pixels(given: _Given) -> HandlerInput:
     shape = given.shape
     if len(shape) != 4 or shape[3] != 3 or min(shape) < 1:
         raise _wrong_shape(given, "[n, height, width, 3]")
-    if given.binary is not None:
-        body = _sized(given, given.binary)
-    else:
-        values = _numbers(given, "iu")
-        if values.min() < 0 or values.max() > 255:
-            raise BadInput(f"data of input {INPUT!r} holds a number outside 0 to 255")
-        body = values.astype(np.uint8, order="C").data.cast("B")
+    body = _whole(given) if given.binary is None else _sized(given, given.binary)
     return HandlerInput({"kind": "pixels", "shape": shape}, body)
 
 
@@ -143,7 +139,7 @@ def _images(given: _Given) -> HandlerInput:
     if given.binary is not None:
         images = binary_tensors.elements(given.binary, count)
     else:
-        images = [_from_base64(place, text) for place, text in enumerate(_strings(given), 1)]
+        images = [_from_base64(place, text) for place, text in enumerate(_flat(given), 1)]
     header = {"kind": "images", "lengths": [len(image) for image in images]}
     return HandlerInput(header, images[0] if count == 1 else b"".join(images))
 
@@ -179,36 +175,54 @@ def _sized(given: _Given, binary: memoryview) -> memoryview:
     return binary
 
 
-def _numbers(given: _Given, kinds: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """The JSON data as an array, of one of numpy's kinds of numbers."""
-    count = math.prod(given.shape)
+def _floating(given: _Given) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The JSON data as numbers in row-major order."""
+    values = _flat(given)
+    _check_types(values, _NUMBERS, "numbers")
     try:
-        found = np.asarray(given.tensor.data)
-    except (ValueError, OverflowError):
-        raise BadInput(f"data of input {INPUT!r} is nested unevenly") from None
-    if found.dtype.kind not in kinds:
-        expected = "numbers" if "f" in kinds else "whole numbers"
-        raise BadInput(f"data of input {INPUT!r} holds something else than {expected}")
-    if found.shape not in {(count,), tuple(given.shape)}:
-        raise BadInput(
-            f"data of input {INPUT!r} has shape {brief(list(found.shape))}, "
-            f"expected {count} numbers, flat or nested as the shape {given.shape} says"
-        )
-    return found
+        return np.fromiter(values, np.float64, len(values))
+    except OverflowError:
+        raise _beyond_range() from None
 
 
-def _strings(given: _Given) -> list[Any]:
-    """The JSON data as a flat list of as many elements as the shape says."""
-    data = given.tensor.data
-    if isinstance(data, list) and len(given.shape) > 1:
-        rows = [row for row in data if isinstance(row, list) and len(row) == 1]
-        data = [row[0] for row in rows] if len(rows) == len(data) else data
-    if not isinstance(data, list) or len(data) != given.shape[0]:
-        raise BadInput(
-            f"data of input {INPUT!r} is not a list of {given.shape[0]} elements, "
-            f"as the shape {given.shape} says"
-        )
-    return data
+def _whole(given: _Given) -> bytes:
+    """The JSON data as whole numbers from 0 to 255."""
+    values = _flat(given)
+    _check_types(values, _WHOLE_NUMBERS, "whole numbers")
+    try:
+        return bytes(values)
+    except ValueError:
+        raise BadInput(f"data of input {INPUT!r} holds a number outside 0 to 255") from None
+
+
+def _flat(given: _Given) -> list[Any]:
+    """The JSON data in row-major order, as many as the shape says.
+
+    Not by numpy, which would make strings, if there are any, all as long as the longest.
+    """
+    count = math.prod(given.shape)
+    expected = f"expected {count} elements, flat or nested as the shape {given.shape} says"
+    values = given.tensor.data
+    if not isinstance(values, list):
+        raise BadInput(f"data of input {INPUT!r} is {brief(values)}, {expected}")
+    if values and isinstance(values[0], list):
+        for size in given.shape[1:]:
+            if not all(isinstance(row, list) and len(row) == size for row in values):
+                raise BadInput(f"data of input {INPUT!r} is nested otherwise, {expected}")
+            values = list(itertools.chain.from_iterable(values))
+    if len(values) != count:
+        raise BadInput(f"data of input {INPUT!r} has {len(values)} elements, {expected}")
+    return values
+
+
+def _check_types(values: list[Any], types: frozenset[type], expected: str) -> None:
+    if not types.issuperset(map(type, values)):
+        odd = next(value for value in values if type(value) not in types)
+        raise BadInput(f"data of input {INPUT!r} holds {brief(odd)}, expected {expected}")
+
+
+def _beyond_range() -> BadInput:
+    return BadInput(f"data of input {INPUT!r} holds a number beyond the range of FP32")
 
 
 def _from_base64(place: int, text: object) -> bytes:
