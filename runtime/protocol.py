@@ -12,6 +12,9 @@ LABELS: Final = "labels"
 OUTPUTS: Final = ("logits", "probabilities", LABELS)
 """What a model answers, and what it is asked for where a request does not say."""
 
+DATATYPES: Final = ("FP32", "FP64", "FP16", "BF16", "UINT8", "BYTES")
+"""What an input may be of; checked where its message can say what was expected (`input_tensors.py`)."""
+
 EXTENSIONS: Final = ("binary_tensor_data", "classification", "parameters")
 """Triton's names of what is served beyond the protocol."""
 
@@ -56,12 +59,15 @@ class _Asked(BaseModel):
 
 
 class RequestInput(_Asked):
-    name: str = Field(description=f"`{INPUT}`: models have one input.")
+    name: str = Field(
+        description=f"`{INPUT}`: models have one input.", json_schema_extra={"const": INPUT}
+    )
     shape: list[int] = Field(
         description="[n, 3, side, side] of FP32, FP64, FP16 or BF16 values as the model takes them; "
-        "[n, height, width, 3] of UINT8 pixels in RGB; [n] BYTES, each an encoded image."
+        "[n, height, width, 3] of UINT8 pixels in RGB; [n] BYTES, each an encoded image.",
+        json_schema_extra={"minItems": 1, "maxItems": 4},
     )
-    datatype: str
+    datatype: str = Field(json_schema_extra={"enum": [*DATATYPES]})
     parameters: dict[str, Any] = Field(
         default={},
         description="`binary_data_size`: the bytes of this tensor that follow the JSON object.",
@@ -74,7 +80,7 @@ class RequestInput(_Asked):
 
 
 class RequestOutput(_Asked):
-    name: str
+    name: str = Field(json_schema_extra={"enum": [*OUTPUTS]})
     parameters: dict[str, Any] = Field(
         default={},
         description="`binary_data`: whether this output comes as binary data; `top`: how many labels; "
@@ -89,7 +95,7 @@ class InferenceRequest(_Asked):
         description="`strategy`; `binary_data_output`: whether outputs come as binary data; `top`: how "
         "many labels.",
     )
-    inputs: list[RequestInput]
+    inputs: list[RequestInput] = Field(json_schema_extra={"minItems": 1, "maxItems": 1})
     outputs: list[RequestOutput] | None = Field(
         default=None, description="All, unless some are named."
     )
