@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from handler.errors import ModelFault
-from handler.retrieval import TensorView, contiguous_strides
+from handler.retrieval import FileLayout, TensorView
 from models import catalog
 from models.layers import Architecture, Layer
 from models.manifest import DataType, LayerEntry, Manifest
@@ -36,7 +36,8 @@ _CONSTRUCTION_ERRORS: Final = (AssertionError, OverflowError, RuntimeError, Type
 class PlannedLayer:
     layer: Layer
     entry: LayerEntry
-    views: tuple[TensorView, ...]
+    layout: FileLayout
+    """Of its mapped file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +114,13 @@ def _planned(model: str, layer: Layer, entry: LayerEntry) -> PlannedLayer:
         raise ModelFault(
             f"model {model!r}: layer {layer.name} has the tensor {wrong[0]}, expected {wrong[1]}"
         )
-    views = tuple(
+    views = [
         TensorView(
             tensor.name,
             _DTYPES[tensor.dtype],
             tensor.shape,
-            contiguous_strides(tensor.shape),
             tensor.offset // _DTYPES[tensor.dtype].itemsize,
         )
         for tensor in entry.parameters
-    )
-    return PlannedLayer(layer, entry, views)
+    ]
+    return PlannedLayer(layer, entry, FileLayout(views, entry.bytes))

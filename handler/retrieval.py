@@ -38,13 +38,59 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """Where a tensor lies in a mapped file: its type, shape and strides, in elements of that type."""
+    """Where a tensor lies in a mapped file; `offset` counts elements of its type."""
 
     key: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
     offset: int
+
+
+class FileLayout:
+    """Where the tensors of a mapped file lie, made ready for cutting them out of it quickly.
+
+    The tensors of the first one's type, as a rule all but the batch counters, are cut out by one call
+    for the whole file: a fifth of the time of a view for each.
+    """
+
+    __slots__ = ("_others", "_pieces", "_sizes", "_type")
+
+    def __init__(self, views: Sequence[TensorView], size: int) -> None:
+        self._type = views[0].dtype if views else torch.float32
+        self._others = tuple(view for view in views if view.dtype != self._type)
+        self._sizes: list[int] = []
+        self._pieces: list[tuple[int, str, tuple[int, ...] | None]] = []
+        position = 0
+        for view in sorted(views, key=lambda view: view.offset):
+            if view.dtype != self._type:
+                continue
+            if view.offset > position:
+                self._sizes.append(view.offset - position)
+            elements = math.prod(view.shape)
+            shape = None if len(view.shape) == 1 else view.shape
+            self._pieces.append((len(self._sizes), view.key, shape))
+            self._sizes.append(elements)
+            position = view.offset + elements
+        self._sizes.append(size // self._type.itemsize - position)
+
+    def tensors(self, mapping: mmap.mmap) -> dict[str, Tensor]:
+        """The file's tensors by key, on the mapping's memory; they keep it alive."""
+        parts = _as(mapping, self._type).split_with_sizes(self._sizes)
+        tensors = {
+            key: parts[number] if shape is None else parts[number].view(shape)
+            for number, key, shape in self._pieces
+        }
+        whole: dict[torch.dtype, Tensor] = {}
+        for view in self._others:
+            if view.dtype not in whole:
+                whole[view.dtype] = _as(mapping, view.dtype)
+            strides = contiguous_strides(view.shape)
+            tensors[view.key] = whole[view.dtype].as_strided(view.shape, strides, view.offset)
+        return tensors
+
+
+def _as(mapping: mmap.mmap, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(mapping, dtype=dtype, count=len(mapping) // dtype.itemsize)
 
 
 class WeightFile(Protocol):
@@ -70,12 +116,12 @@ class MappedFile:
     descriptor: an open file of `size` bytes; it may be closed once the first step is done.
     """
 
-    __slots__ = ("_address", "_descriptor", "_mapping", "_populated", "_size", "_views")
+    __slots__ = ("_address", "_descriptor", "_layout", "_mapping", "_populated", "_size")
 
-    def __init__(self, descriptor: int, size: int, views: Sequence[TensorView]) -> None:
+    def __init__(self, descriptor: int, size: int, layout: FileLayout) -> None:
         self._descriptor = descriptor
         self._size = size
-        self._views = views
+        self._layout = layout
         self._mapping: mmap.mmap | None = None
         self._address = 0
         self._populated = 0
@@ -113,16 +159,7 @@ class MappedFile:
         mapping, self._mapping = self._mapping, None
         if mapping is None:
             raise RuntimeError("taken before it was retrieved")
-        whole: dict[torch.dtype, Tensor] = {}
-        tensors: dict[str, Tensor] = {}
-        for view in self._views:
-            base = whole.get(view.dtype)
-            if base is None:
-                count = self._size // view.dtype.itemsize
-                base = torch.frombuffer(mapping, dtype=view.dtype, count=count)
-                whole[view.dtype] = base
-            tensors[view.key] = torch.as_strided(base, view.shape, view.strides, view.offset)
-        return tensors
+        return self._layout.tensors(mapping)
 
 
 def _prefer_huge_pages(mapping: mmap.mmap) -> None:

@@ -136,7 +136,7 @@ class LayerStep:
         descriptor = self._files.descriptor(entry.index)
         if self._format == "pth":
             return NamedFile(ReadFile(descriptor, entry.bytes), self._fault)
-        return NamedFile(MappedFile(descriptor, entry.bytes, self._planned.views), self._fault)
+        return NamedFile(MappedFile(descriptor, entry.bytes, self._planned.layout), self._fault)
 
     def apply(self, retrieval: WeightFile) -> None:
         tensors = retrieval.take()

@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 Kind = Literal["construct", "initialize", "retrieve", "apply", "execute"]
 Unit = Literal["layer", "weight", "compute"]
@@ -17,8 +17,7 @@ now_ns = time.monotonic_ns
 """The one clock of all spans; CLOCK_MONOTONIC, so the proxy's times are comparable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """What one unit or retrieval did for one layer, nanoseconds on the monotonic clock."""
 
     layer: int
@@ -27,8 +26,7 @@ class Span:
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Suspension:
+class Suspension(NamedTuple):
     """A while in which the scheduler held a layer's retrieval, nanoseconds."""
 
     layer: int

@@ -70,12 +70,10 @@ def structure_only() -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for a parameter or buffer in a built tree.
-
-    `table` counts the tree's modules in the order of `nn.Module.modules()`.
-    """
+    """A place for a parameter or buffer in a built tree."""
 
     table: int
+    """Its number in `Structure.tables`."""
     attribute: str
     name: str
     """Dotted, from the tree's root, as in a state dict."""
@@ -91,19 +89,16 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A tree just built: its root, and the tables of each of its modules, in the order of the slots."""
+    """A tree just built: its root, and each module's tables of parameters and of buffers, in turn."""
 
     root: nn.Module
-    parameters: list[dict[str, Tensor | None]]
-    buffers: list[dict[str, Tensor | None]]
+    tables: list[dict[str, Tensor | None]]
 
     def put(self, slot: Slot, tensor: Tensor) -> None:
-        tables = self.parameters if slot.parameter else self.buffers
-        tables[slot.table][slot.attribute] = tensor
+        self.tables[slot.table][slot.attribute] = tensor
 
     def at(self, slot: Slot) -> Tensor | None:
-        tables = self.parameters if slot.parameter else self.buffers
-        return tables[slot.table][slot.attribute]
+        return self.tables[slot.table][slot.attribute]
 
 
 class Blueprint:
@@ -122,17 +117,15 @@ class Blueprint:
 
     def build(self) -> Structure:
         built: list[nn.Module] = []
-        parameters: list[dict[str, Tensor | None]] = []
-        buffers: list[dict[str, Tensor | None]] = []
+        tables: list[dict[str, Tensor | None]] = []
         for node in self._nodes:
             module = node.build()
             built.append(module)
             state = module.__dict__
-            parameters.append(state["_parameters"])
-            buffers.append(state["_buffers"])
+            tables += (state["_parameters"], state["_buffers"])
             if node.parent is not None:
                 built[node.parent].__dict__["_modules"][node.attribute] = module
-        return Structure(built[0], parameters, buffers)
+        return Structure(built[0], tables)
 
 
 class _Node:
@@ -192,13 +185,13 @@ def _numbered(root: nn.Module) -> Iterator[tuple[nn.Module, int | None, str]]:
 
 
 def _slots(root: nn.Module) -> Iterator[Slot]:
-    for table, (prefix, module) in enumerate(root.named_modules(remove_duplicate=False)):
+    for number, (prefix, module) in enumerate(root.named_modules(remove_duplicate=False)):
         for attributes, parameter in ((module._parameters, True), (module._buffers, False)):
             for attribute, tensor in attributes.items():
                 if tensor is None:
                     continue
                 yield Slot(
-                    table=table,
+                    table=2 * number + (not parameter),
                     attribute=attribute,
                     name=f"{prefix}.{attribute}" if prefix else attribute,
                     shape=tuple(tensor.shape),

@@ -38,7 +38,16 @@ class Layer:
     initialize: torchvision's own initialization of these modules, after their constructors'.
     """
 
-    __slots__ = ("_blueprint", "_initialize", "_run", "name", "parameter_slots", "slots", "tensors")
+    __slots__ = (
+        "_blueprint",
+        "_initialize",
+        "_run",
+        "bindings",
+        "name",
+        "parameter_slots",
+        "slots",
+        "tensors",
+    )
 
     def __init__(
         self, name: str, root: nn.Module, prefix: str, *, run: Run = call, initialize: Initializer
@@ -51,6 +60,7 @@ class Layer:
         self.slots: tuple[tuple[str, Slot], ...] = tuple(
             (prefix + slot.name, slot) for slot in persistent
         )
+        self.bindings = tuple((key, slot.table, slot.attribute) for key, slot in self.slots)
         self.parameter_slots = tuple(slot for slot in persistent if slot.parameter)
         self.tensors: tuple[TensorPlace, ...] = tuple(
             TensorPlace(key, slot.shape, slot.dtype, slot.parameter) for key, slot in self.slots
@@ -105,8 +115,9 @@ class BuiltLayer:
 
     def bind(self, tensors: Mapping[str, Tensor]) -> None:
         """Puts the tensors, by key, in the parameters' and buffers' places; nothing is copied."""
-        for key, slot in self.layer.slots:
-            self._structure.put(slot, tensors[key])
+        tables = self._structure.tables
+        for key, table, attribute in self.layer.bindings:
+            tables[table][attribute] = tensors[key]
 
     def copy(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies the tensors, by key, into the memory that the parameters and buffers have."""

@@ -1,10 +1,12 @@
 """A manifest against the architecture that it names."""
 
+import mmap
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from handler.errors import ModelFault
 from handler.plan import Plans
@@ -39,14 +41,19 @@ def test_a_plan_names_the_layers_and_their_bytes(model: PreparedModel) -> None:
     )
 
 
-def test_views_lie_where_the_manifest_says(model: PreparedModel) -> None:
+def test_a_layout_cuts_tensors_out_where_the_manifest_says(model: PreparedModel) -> None:
     planned = Plans().of(model).layers[1]
-    for view, entry in zip(planned.views, model.manifest.layers[1].parameters, strict=True):
-        assert view.key == entry.name
-        assert view.shape == entry.shape
-        assert view.offset * view.dtype.itemsize == entry.offset
-    counter = next(view for view in planned.views if view.key == "bn1.num_batches_tracked")
-    assert counter.dtype == torch.int64
+    path = model.path / str(planned.entry.file)
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE)
+    found = planned.layout.tensors(mapping)
+    with safe_open(path, framework="pt") as expected:
+        for entry in planned.entry.parameters:
+            tensor = found[entry.name]
+            assert torch.equal(tensor, expected.get_tensor(entry.name))
+            assert tensor.shape == entry.shape
+            assert tensor.is_contiguous()
+    assert found["bn1.num_batches_tracked"].dtype == torch.int64
 
 
 def test_plans_are_kept_but_only_of_the_versions_served_lately(model: PreparedModel) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from handler import retrieval
 from handler.retrieval import (
     CHUNK_BYTES,
+    FileLayout,
     MappedFile,
     ReadFile,
     TensorView,
@@ -48,19 +49,19 @@ def opened(path: Path) -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
-def safetensors(path: Path, content: Mapping[str, Tensor]) -> tuple[TensorView, ...]:
+def safetensors(path: Path, content: Mapping[str, Tensor]) -> FileLayout:
     """Writes a file as `prepare` does; where its tensors lie."""
     written = weight_files.write(path, "safetensors", places(content), content)
-    return tuple(
+    views = [
         TensorView(
             entry.name,
             content[entry.name].dtype,
             entry.shape,
-            contiguous_strides(entry.shape),
             entry.offset // content[entry.name].element_size(),
         )
         for entry in written.tensors
-    )
+    ]
+    return FileLayout(views, written.bytes)
 
 
 def pth(path: Path, content: Mapping[str, Tensor]) -> None:
@@ -110,9 +111,9 @@ SIZES: Final = [1000, CHUNK_BYTES // 6, CHUNK_BYTES // 12 * 5]
 @pytest.mark.parametrize("elements", SIZES)
 def test_a_mapped_file_gives_the_tensors_that_were_written(tmp_path: Path, elements: int) -> None:
     content = tensors(elements)
-    views = safetensors(tmp_path / "a.safetensors", content)
+    layout = safetensors(tmp_path / "a.safetensors", content)
     with opened(tmp_path / "a.safetensors") as (descriptor, size):
-        file = MappedFile(descriptor, size, views)
+        file = MappedFile(descriptor, size, layout)
         assert file.bytes == size
         assert steps(file) == -(-size // CHUNK_BYTES)
         assert_equal(file.take(), content)
@@ -131,18 +132,18 @@ def test_a_read_file_gives_the_tensors_that_were_written(tmp_path: Path, element
 
 
 def test_mapped_tensors_start_at_multiples_of_64_bytes(tmp_path: Path) -> None:
-    views = safetensors(tmp_path / "a.safetensors", tensors())
+    layout = safetensors(tmp_path / "a.safetensors", tensors())
     with opened(tmp_path / "a.safetensors") as (descriptor, size):
-        file = MappedFile(descriptor, size, views)
+        file = MappedFile(descriptor, size, layout)
         steps(file)
         assert {tensor.data_ptr() % 64 for tensor in file.take().values()} == {0}
 
 
 def test_a_mapping_lives_as_long_as_a_tensor_on_it(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    views = safetensors(path, tensors())
+    layout = safetensors(path, tensors())
     with opened(path) as (descriptor, size):
-        file = MappedFile(descriptor, size, views)
+        file = MappedFile(descriptor, size, layout)
         assert not mapped(path), "nothing is mapped before the first step"
         steps(file)
     taken = dict(file.take())
@@ -158,9 +159,9 @@ def test_a_mapping_lives_as_long_as_a_tensor_on_it(tmp_path: Path) -> None:
 
 def test_a_mapping_goes_with_a_retrieval_that_is_given_up(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    views = safetensors(path, tensors(CHUNK_BYTES))
+    layout = safetensors(path, tensors(CHUNK_BYTES))
     with opened(path) as (descriptor, size):
-        file = MappedFile(descriptor, size, views)
+        file = MappedFile(descriptor, size, layout)
         assert file.step()
         assert mapped(path)
         del file
@@ -170,10 +171,10 @@ def test_a_mapping_goes_with_a_retrieval_that_is_given_up(tmp_path: Path) -> Non
 
 def test_writing_to_mapped_tensors_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    views = safetensors(path, tensors())
+    layout = safetensors(path, tensors())
     before = path.read_bytes()
     with opened(path) as (descriptor, size):
-        file = MappedFile(descriptor, size, views)
+        file = MappedFile(descriptor, size, layout)
         steps(file)
         for tensor in file.take().values():
             tensor.zero_()
@@ -190,10 +191,10 @@ def resident_pages(file: MappedFile) -> list[bool]:
 
 
 def test_each_step_populates_its_chunk_of_the_mapping(tmp_path: Path) -> None:
-    views = safetensors(tmp_path / "a.safetensors", tensors(CHUNK_BYTES // 6))
+    layout = safetensors(tmp_path / "a.safetensors", tensors(CHUNK_BYTES // 6))
     with opened(tmp_path / "a.safetensors") as (descriptor, size):
         assert CHUNK_BYTES < size < 3 * CHUNK_BYTES
-        file = MappedFile(descriptor, size, views)
+        file = MappedFile(descriptor, size, layout)
         file.step()
         assert all(resident_pages(file)[: CHUNK_BYTES // 4096])
         while file.step():
@@ -221,9 +222,9 @@ def test_where_the_kernel_does_not_know_the_advice_pages_are_touched(
     tmp_path: Path, elements: int
 ) -> None:
     path, content = tmp_path / "a.safetensors", tensors(elements)
-    views = safetensors(path, content)
+    layout = safetensors(path, content)
     with opened(path) as (descriptor, size):
-        file = MappedFile(descriptor, size, views)
+        file = MappedFile(descriptor, size, layout)
         assert steps(file) == -(-size // CHUNK_BYTES)
         assert all(resident_pages(file))
         taken = file.take()
@@ -234,21 +235,21 @@ def test_where_the_kernel_does_not_know_the_advice_pages_are_touched(
 
 def test_any_other_error_of_the_advice_is_raised(tmp_path: Path, madvise_error: list[int]) -> None:
     madvise_error[0] = errno.ENOMEM
-    views = safetensors(tmp_path / "a.safetensors", tensors())
+    layout = safetensors(tmp_path / "a.safetensors", tensors())
     with (
         opened(tmp_path / "a.safetensors") as (descriptor, size),
         pytest.raises(OSError, match="Cannot allocate memory"),
     ):
-        MappedFile(descriptor, size, views).step()
+        MappedFile(descriptor, size, layout).step()
 
 
 def test_a_mapped_file_cut_short_before_its_retrieval_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    views = safetensors(path, tensors())
+    layout = safetensors(path, tensors())
     with opened(path) as (descriptor, size):
         os.truncate(path, size - 1)
         with pytest.raises(OSError, match=f"ends after {size - 1} of {size} bytes"):
-            MappedFile(descriptor, size, views).step()
+            MappedFile(descriptor, size, layout).step()
     assert not mapped(path)
 
 
@@ -256,9 +257,9 @@ def test_a_mapped_file_cut_short_during_its_retrieval_is_an_error_and_no_signal(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "a.safetensors"
-    views = safetensors(path, tensors(CHUNK_BYTES // 6))
+    layout = safetensors(path, tensors(CHUNK_BYTES // 6))
     with opened(path) as (descriptor, size):
-        file = MappedFile(descriptor, size, views)
+        file = MappedFile(descriptor, size, layout)
         assert file.step()
         os.truncate(path, CHUNK_BYTES)
         with pytest.raises(OSError, match=f"ends after {CHUNK_BYTES} of {size} bytes"):
@@ -345,12 +346,12 @@ def test_no_code_in_a_pth_file_is_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_taking_before_retrieval_is_a_mistake(tmp_path: Path) -> None:
-    views = safetensors(tmp_path / "a.safetensors", tensors())
+    layout = safetensors(tmp_path / "a.safetensors", tensors())
     with (
         opened(tmp_path / "a.safetensors") as (descriptor, size),
         pytest.raises(RuntimeError, match="before it was retrieved"),
     ):
-        MappedFile(descriptor, size, views).take()
+        MappedFile(descriptor, size, layout).take()
 
 
 def test_contiguous_strides_are_torchs() -> None:
