@@ -1,10 +1,14 @@
 """Image in, labels out: `/predictions/{model}`."""
 
+import math
+from typing import Any, Literal
+
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from runtime import bodies
 from runtime.descriptions import IMAGE_BODY, INFERENCE, ModelName, StrategyHeader, Top
+from runtime.frames import Label
 from runtime.service import service_of
 
 router = APIRouter(tags=["predictions"])
@@ -14,6 +18,9 @@ class Prediction(BaseModel):
     label: str
     index: int = Field(ge=0, description="The class's index.")
     probability: float | None = Field(description="null where it is not a finite number.")
+    finite: Literal[False] | None = Field(
+        default=None, description="There, and false, where the probability is not finite."
+    )
 
 
 @router.post(
@@ -46,4 +53,9 @@ async def predict(request: Request, name: str, *, top: int, strategy: str | None
         top=min(top, model.manifest.classes),
     )
     (labels,) = answer.result.labels or ((),)
-    return service.respond(request, answer, [label.model_dump() for label in labels])
+    return service.respond(request, answer, [_prediction(label) for label in labels])
+
+
+def _prediction(label: Label) -> dict[str, Any]:
+    described = label.model_dump()
+    return described if math.isfinite(label.probability) else {**described, "finite": False}

@@ -153,7 +153,13 @@ async def test_a_top_that_is_no_count_is_bad_input(apps: Apps, top: str) -> None
 async def test_numbers_that_are_not_finite_become_null(apps: Apps) -> None:
     async with apps.client() as (client, _):
         labels = (await client.post("/predictions/tiny", content=b"image")).json()
-        assert labels[1]["probability"] is None
+        assert labels[1] == {
+            "label": "cicada",
+            "index": 1,
+            "probability": None,
+            "finite": False,
+        }
+        assert [label.get("finite") for label in labels] == [None, False, None]
         response = await client.post("/v2/models/tiny/infer", json={"inputs": [tensor()]})
         logits = response.json()["outputs"][0]
         assert logits["data"] == [1.0, None, -0.5]
