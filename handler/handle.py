@@ -12,6 +12,7 @@ from torch import Tensor
 from handler import denormals, inputs
 from handler.cancellation import Cancellation
 from handler.errors import ModelFault, RequestFailed, UnknownTarget
+from handler.images import MAX_PIXELS
 from handler.pipeline import Cancelled, Pipeline, Run
 from handler.plan import Plan, Plans
 from handler.scheduler import DurationRecords
@@ -64,11 +65,12 @@ class Request:
 class RequestHandler:
     """Answers requests one after another; between them it keeps structures and durations, no weights."""
 
-    def __init__(self, store: Store, pipeline: Pipeline) -> None:
+    def __init__(self, store: Store, pipeline: Pipeline, max_pixels: int = MAX_PIXELS) -> None:
         self._store = store
         self._pipeline = pipeline
         self._plans = Plans()
         self._durations = DurationRecords()
+        self._max_pixels = max_pixels
 
     @contextmanager
     def handling(
@@ -120,7 +122,7 @@ class RequestHandler:
         try:
             with torch.inference_mode():
                 start = now_ns()
-                value = inputs.decode(request.input, body, model.manifest.input)
+                value = inputs.decode(request.input, body, model.manifest.input, self._max_pixels)
                 timeline.decoded = (start, now_ns())
                 with denormals.taken_as_zero():
                     logits = run.execute(value)

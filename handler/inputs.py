@@ -10,13 +10,21 @@ from handler.errors import InvalidInput
 from models.manifest import InputSpec
 
 
-def decode(description: dict[str, Any], body: bytearray, spec: InputSpec) -> Tensor:
-    """The input as float32 [n, 3, crop, crop]. Raises InvalidInput."""
+def decode(
+    description: dict[str, Any],
+    body: bytearray,
+    spec: InputSpec,
+    max_pixels: int = images.MAX_PIXELS,
+) -> Tensor:
+    """The input as float32 [n, 3, crop, crop]. Raises InvalidInput.
+
+    max_pixels: that an image may have.
+    """
     match description.get("kind"):
         case "image":
-            return images.decode(body, spec)
+            return images.decode(body, spec, max_pixels)
         case "images":
-            return _images(description.get("lengths"), body, spec)
+            return _images(description.get("lengths"), body, spec, max_pixels)
         case "pixels":
             return pixels.decode(description.get("shape"), body, spec)
         case "tensor":
@@ -27,7 +35,7 @@ def decode(description: dict[str, Any], body: bytearray, spec: InputSpec) -> Ten
             )
 
 
-def _images(lengths: object, body: bytearray, spec: InputSpec) -> Tensor:
+def _images(lengths: object, body: bytearray, spec: InputSpec, max_pixels: int) -> Tensor:
     """Encoded images one after another, of any sizes and formats, as a batch."""
     if not isinstance(lengths, list) or not all(
         type(size) is int and size >= 0 for size in lengths
@@ -41,7 +49,7 @@ def _images(lengths: object, body: bytearray, spec: InputSpec) -> Tensor:
     start = 0
     for place, length in enumerate(lengths, 1):
         try:
-            prepared.append(images.decode(body[start : start + length], spec))
+            prepared.append(images.decode(body[start : start + length], spec, max_pixels))
         except InvalidInput as error:
             raise InvalidInput(f"image {place} of {len(lengths)}: {error}") from error
         start += length

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from pathlib import Path
 from typing import Final
 
@@ -116,10 +117,12 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--memory-limit", type=int, default=0, help="bytes; 0: none")
+    parser.add_argument("--max-pixels", type=int, required=True, help="of an image")
     arguments = parser.parse_args()
     loglines.configure("INFO", sys.stdout, process="handler", pid=os.getpid())
     _die_with_parent()
     _go_before_the_proxy()
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd images, to whose senders it answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the proxy ends us
 
     torch.set_num_threads(arguments.threads)
@@ -127,7 +130,7 @@ def main() -> None:
     connection = socket.socket(fileno=arguments.socket_fd)
     ahead_bytes = arguments.memory_limit // _AHEAD_SHARE or None
     pipeline = Pipeline(retrievals=_RETRIEVALS, ahead_bytes=ahead_bytes)
-    handler = RequestHandler(Store(arguments.weights), pipeline)
+    handler = RequestHandler(Store(arguments.weights), pipeline, arguments.max_pixels)
     try:
         HandlerProcess(connection, handler, arguments.threads).serve()
     except (wire.ProtocolError, OSError):

@@ -111,6 +111,8 @@ def handler_command(settings: Settings, has: limits.Limits) -> list[str]:
         str(threads),
         "--memory-limit",
         str(has.memory_each(settings.handlers)),
+        "--max-pixels",
+        str(settings.max_pixels),
     ]
 
 

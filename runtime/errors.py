@@ -4,9 +4,11 @@ ServiceError                    500
     BadInput                    400   the request says what cannot be done
     Unauthorized                401   WWW-Authenticate: API keys are set, and the request has none of them
     NotFound                    404   no such model, version or request
+    TooSlow                     408   headers or body took too long
     BodyTooLarge                413
     UnsupportedMediaType        415
     QueueFull                   429   Retry-After
+    HeadersTooLarge             431
     CallerLeft                  499   the caller closed the connection: in log and metrics only
     Fault                       500   a fault of ours, or of the files we were given
     HandlerDied                 502   the handler ended while it worked on the request
@@ -58,17 +60,34 @@ class NotFound(ServiceError):
     status = 404
 
 
-class BodyTooLarge(ServiceError):
-    status = 413
+class _Cut(ServiceError):
+    """What is left of the request is not read, so nothing after it on this connection could be."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        # What is left of the body is not read, so nothing after it on this connection could be.
         return {"Connection": "close"}
+
+
+class TooSlow(_Cut):
+    status = 408
+
+
+class BodyTooLarge(_Cut):
+    status = 413
+
+
+class HeadersTooLarge(_Cut):
+    status = 431
 
 
 class UnsupportedMediaType(ServiceError):
     status = 415
+
+
+class UnsupportedCoding(UnsupportedMediaType):
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"Accept-Encoding": "gzip, identity"}  # RFC 9110, section 15.5.16
 
 
 class _TryAgain(ServiceError):

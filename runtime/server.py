@@ -6,12 +6,13 @@ import math
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
 import uvicorn
 
-from runtime import logs, signals
+from runtime import deadlines, logs, signals
 from runtime.app import create_app
 from runtime.service import Service
 from runtime.settings import Settings
@@ -23,18 +24,21 @@ CLOSING_S: Final = 0.25
 """For the answers to those that were refused at the end of the drain."""
 
 
-def serve(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT; a second one ends the process at once."""
+def serve(settings: Settings, *, command: Sequence[str] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT; a second one ends the process at once.
+
+    command: as in `create_app`.
+    """
     logs.configure(settings.log_level)
     signals.end_at_once()
     with _listen(settings) as listener:
         host, port = listener.getsockname()[:2]
-        app = create_app(settings)
+        app = create_app(settings, command=command)
         logger.info("listening", extra={"host": host, "port": port, "pid": os.getpid()})
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=deadlines.configured(_deadlines(settings)),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -46,6 +50,14 @@ def serve(settings: Settings) -> None:
             _Server(config, app.state.service).run(sockets=[listener])
         finally:
             logger.info("stopped")
+
+
+def _deadlines(settings: Settings) -> deadlines.Deadlines:
+    return deadlines.Deadlines(
+        header_s=settings.header_timeout_s,
+        body_s=settings.body_timeout_s,
+        keep_alive_s=settings.keep_alive_s,
+    )
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -132,11 +132,16 @@ def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Server:
     """`cicada serve` as a process of its own, on a free port of this machine."""
 
-    def __init__(self, log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        log: Path,
+        environment: dict[str, str],
+        arguments: Sequence[str] = ("-m", "runtime.cli", "serve"),
+    ) -> None:
         self._log = log
         with log.open("wb") as output:
             self.process = psutil.Popen(
-                [sys.executable, "-m", "runtime.cli", "serve"],
+                [sys.executable, *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "HOST": "127.0.0.1", "PORT": "0", **environment},
@@ -202,6 +207,25 @@ def start_server(weights: Path, tmp_path: Path) -> Iterator[Callable[..., Server
     def start(**settings: str) -> Server:
         environment = {"CICADA_WEIGHTS": str(weights), "CICADA_THREADS": "1", **settings}
         servers.append(Server(tmp_path / f"log{len(servers)}", environment))
+        return servers[-1]
+
+    yield start
+    for running in servers:
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def serve_stubs(
+    tiny_weights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Server]]:
+    """Starts a server over stub handlers, whose model is `tiny`, with more settings; it is ready."""
+    servers: list[Server] = []
+
+    def start(**settings: str) -> Server:
+        log = tmp_path_factory.mktemp("stubs") / "log"
+        environment = {"CICADA_WEIGHTS": str(tiny_weights), **settings}
+        servers.append(Server(log, environment, [str(STUB.with_name("stub_service.py"))]))
+        servers[-1].wait_until_ready()
         return servers[-1]
 
     yield start
