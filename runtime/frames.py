@@ -4,7 +4,6 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -12,7 +11,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ArgsKwargs
 
 from handler.strategies import STRATEGIES
 from handler.timeline import Figures, Span, Suspension
@@ -29,11 +27,6 @@ class _Frame(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
-def _row(value: object) -> object:
-    """Spans and suspensions travel as rows of their fields."""
-    return ArgsKwargs(tuple(value)) if isinstance(value, list) else value
-
-
 class Timeline(_Frame):
     """What ran when in one request's pipeline; nanoseconds of the monotonic clock."""
 
@@ -43,8 +36,8 @@ class Timeline(_Frame):
     layers: tuple[str, ...]
     arrival_ns: int
     decoded_ns: tuple[int, int]
-    spans: tuple[Annotated[Span, BeforeValidator(_row)], ...]
-    suspensions: tuple[Annotated[Suspension, BeforeValidator(_row)], ...]
+    spans: tuple[Span, ...]
+    suspensions: tuple[Suspension, ...]
     placeholder_bytes: Count
     figures: Figures
 
