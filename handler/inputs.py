@@ -26,7 +26,7 @@ def decode(
         case "images":
             return _images(description.get("lengths"), body, spec, max_pixels)
         case "pixels":
-            return pixels.decode(description.get("shape"), body, spec)
+            return pixels.decode(description.get("shape"), body, spec, max_pixels)
         case "tensor":
             return tensors.decode(description.get("datatype"), description.get("shape"), body, spec)
         case kind:

@@ -11,7 +11,9 @@ from handler.errors import InvalidInput
 from models.manifest import InputSpec
 
 
-def decode(shape: object, body: bytearray, spec: InputSpec) -> Tensor:
+def decode(
+    shape: object, body: bytearray, spec: InputSpec, max_pixels: int = images.MAX_PIXELS
+) -> Tensor:
     """RGB images of one size, a byte per value, [n, height, width, 3], each preprocessed by itself."""
     if not isinstance(shape, list) or not all(type(size) is int and size >= 1 for size in shape):
         raise InvalidInput(f"the input has the shape {shape!r}, expected a list of sizes")
@@ -25,7 +27,9 @@ def decode(shape: object, body: bytearray, spec: InputSpec) -> Tensor:
     size = height * width * 3
     view = memoryview(body)
     prepared = [
-        images.prepare(Image.frombytes("RGB", (width, height), view[start : start + size]), spec)
+        images.prepare(
+            Image.frombytes("RGB", (width, height), view[start : start + size]), spec, max_pixels
+        )
         for start in range(0, count * size, size)
     ]
     return torch.cat(prepared)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Request, Response
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from models.store import PreparedModel, UnknownModel
+from models.store import PreparedModel, StoreError
 from runtime import binary_tensors, bodies, input_tensors, output_tensors
 from runtime.answers import Json
 from runtime.descriptions import (
@@ -238,7 +238,7 @@ def _class_names(service: Service, answer: Answer) -> Sequence[str] | None:
     """Those of the version that answered, which may have been removed since."""
     try:
         return service.store.open(answer.result.model, answer.result.version).labels
-    except UnknownModel:
+    except StoreError:
         return None
 
 

@@ -397,6 +397,15 @@ def test_the_client_is_told_what_is_wrong_with_its_outputs(
     assert raised.value.status() == "400"
 
 
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_compressed_request_is_the_same_request(
+    client: Any, reference: nn.Module, value: Tensor, binary: bool
+) -> None:
+    tensor = given(value.numpy(), "FP32", binary=binary)
+    result = client.infer("resnet18", [tensor], request_compression_algorithm="gzip")
+    assert torch.equal(logits(result), forward(reference, value))
+
+
 def test_shared_memory_is_refused_by_name(client: Any, value: Tensor) -> None:
     output = InferRequestedOutput("logits")
     output.set_shared_memory("region", 4000)

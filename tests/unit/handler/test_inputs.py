@@ -97,3 +97,15 @@ def test_of_several_images_the_bad_one_is_named() -> None:
 def test_pixels_that_resizing_would_blow_up_are_refused() -> None:
     with pytest.raises(InvalidInput, match="pixels"):
         inputs.decode({"kind": "pixels", "shape": [1, 1, 100_000, 3]}, bytearray(300_000), SPEC)
+
+
+def test_every_kind_of_image_keeps_to_the_most_pixels() -> None:
+    file = png(noise(50, 60, 3))
+    for described, body in (
+        ({"kind": "image"}, file),
+        ({"kind": "images", "lengths": [len(file)]}, file),
+        ({"kind": "pixels", "shape": [1, 50, 60, 3]}, bytes(9000)),
+    ):
+        inputs.decode(described, bytearray(body), SPEC, max_pixels=3000)
+        with pytest.raises(InvalidInput, match="2999"):
+            inputs.decode(described, bytearray(body), SPEC, max_pixels=2999)
