@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
+from models.errors import ModelError
+
 PATHS: Final = ("/v2/health/live", "/v2/health/ready")
 _PAUSE_S: Final = 0.01
 _ANSWER_LIMIT_S: Final = 10.0
@@ -28,6 +30,10 @@ class Health:
     slowest_ms: float
 
 
+class Unhealthy(ModelError):
+    """The service was found unhealthy under load."""
+
+
 class HealthProbe:
     """The asking process, from entering to `stop`; a context manager."""
 
@@ -39,6 +45,7 @@ class HealthProbe:
             [sys.executable, "-m", "bench.health", self._url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         return self
 
@@ -53,7 +60,11 @@ class HealthProbe:
         self._process.communicate()
 
     def stop(self) -> Health:
-        told, _ = self._process.communicate(timeout=2 * _ANSWER_LIMIT_S)
+        """Raises Unhealthy if one of the answers was no 200, or did not come."""
+        told, wrong = self._process.communicate(timeout=2 * _ANSWER_LIMIT_S)
+        if self._process.returncode != 0:
+            last_line = wrong.decode().strip().rpartition("\n")[2]
+            raise Unhealthy(f"the service's health cannot be told: {last_line}")
         return Health(**json.loads(told))
 
 

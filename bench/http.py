@@ -298,8 +298,9 @@ def _row(kind: str, clients: int, seconds: float, load: Load, health: Health) ->
 def table(rows: Sequence[Row]) -> Table:
     """The rows as they are printed."""
     printed = Table(
-        *("kind", "clients", "n", "requests/s", "p50 ms", "p95 ms", "p99 ms", "not 200"),
-        *("health n", "health p50 ms", "slowest ms"),
+        *("kind", "clients", "n", "per s", "p50", "p95", "p99", "failed"),
+        *("asked", "p50", "slowest"),
+        caption="Times in milliseconds; the last three columns are the health routes' meanwhile.",
     )
     for column in printed.columns[1:]:
         column.justify = "right"
@@ -309,9 +310,9 @@ def table(rows: Sequence[Row]) -> Table:
             str(row.clients),
             str(row.n),
             f"{row.requests_per_s:.1f}",
-            f"{row.p50_ms:.1f}",
-            f"{row.p95_ms:.1f}",
-            f"{row.p99_ms:.1f}",
+            f"{row.p50_ms:.0f}",
+            f"{row.p95_ms:.0f}",
+            f"{row.p99_ms:.0f}",
             str(sum(row.failures.values())),
             str(row.health_n),
             f"{row.health_p50_ms:.1f}",

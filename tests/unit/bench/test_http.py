@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from bench import http
+from bench.health import HealthProbe, Unhealthy
 from bench.http import BenchFailed, Request
 
 CHOSEN: Final[dict[str, Any]] = {
@@ -26,10 +27,9 @@ CHOSEN: Final[dict[str, Any]] = {
 }
 
 
-def cicada(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def cicada(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "runtime.cli", "bench", "http", *arguments],
-        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=110,
@@ -39,20 +39,20 @@ def cicada(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_every_kind_and_number_of_clients_has_its_figures(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    (tmp_path / "work").mkdir()
+    work = tmp_path / "work"
+    work.mkdir()
     done = cicada(
-        *("--model", "resnet18", "--clients", "1,3", "--seconds", "20", "--requests", "6"),
-        *("--json", str(figures)),
-        folder=tmp_path / "work",
+        *("--model", "resnet18", "--clients", "1,2", "--seconds", "20", "--requests", "3"),
+        *("--json", str(figures), "--folder", str(work)),
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(figures.read_text())
     assert told["environment"]["cores"] >= 1
     rows = told["rows"]
     cells = [(row["kind"], row["clients"]) for row in rows]
-    assert cells == [(kind, n) for kind in ("image", "binary", "json") for n in (1, 3)]
+    assert cells == [(kind, n) for kind in ("image", "binary", "json") for n in (1, 2)]
     for row in rows:
-        assert row["n"] == 6, "each cell ends after its number of requests"
+        assert row["n"] == 3, "each cell ends after its number of requests"
         assert row["failures"] == {}
         assert row["requests_per_s"] == pytest.approx(row["n"] / row["seconds"])
         assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"] < row["seconds"] * 1000
@@ -60,7 +60,7 @@ def test_every_kind_and_number_of_clients_has_its_figures(tmp_path: Path) -> Non
         assert 0 < row["health_p50_ms"] <= row["health_slowest_ms"]
         assert f"{row['requests_per_s']:.1f}" in done.stdout
         assert f"{row['health_slowest_ms']:.1f}" in done.stdout
-    assert list((tmp_path / "work").iterdir()) == [], "the store it made is removed again"
+    assert list(work.iterdir()) == [], "the store it made is removed again"
     left = [p for p in psutil.Process().children(recursive=True) if "serve" in p.cmdline()]
     assert left == []
 
@@ -76,6 +76,14 @@ def test_every_kind_and_number_of_clients_has_its_figures(tmp_path: Path) -> Non
 def test_a_choice_that_is_none_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BenchFailed, match=sentence):
         http.options(**{**CHOSEN, **changes})
+
+
+def test_a_service_that_is_not_there_has_no_health(free_port: int) -> None:
+    with (
+        HealthProbe(f"http://127.0.0.1:{free_port}") as probe,
+        pytest.raises(Unhealthy, match=r"cannot be told: ConnectionRefusedError"),
+    ):
+        probe.stop()
 
 
 def test_both_forms_of_a_tensor_hold_the_same_values() -> None:
