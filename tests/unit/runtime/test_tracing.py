@@ -1,5 +1,7 @@
 """Spans as a collector on this machine receives them over OTLP/HTTP."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -371,6 +374,40 @@ def test_a_request_refused_before_its_body_came_has_no_parts() -> None:
 def test_bad_input_did_not_queue() -> None:
     record = Record("r", arrived_ns=1, received_ns=3, answered_ns=5, status=400)
     assert list(parts(record)) == [Part("receive", 1, 3)]
+
+
+def test_a_service_that_is_told_to_end_has_sent_its_spans(
+    collector: Collector, repository: Path, tmp_path: Path
+) -> None:
+    environment = {
+        "CICADA_WEIGHTS": str(tmp_path),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        "HOST": "127.0.0.1",
+        "PORT": "0",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "runtime.cli", "serve"],
+        cwd=repository,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as service:
+        assert service.stdout
+        port = json.loads(service.stdout.readline())["port"]
+        answer = httpx.post(
+            f"http://127.0.0.1:{port}/predictions/none",
+            headers={"traceparent": f"00-{CALLER_TRACE}-{CALLER_SPAN}-01"},
+            content=b"image",
+        )
+        httpx.get(f"http://127.0.0.1:{port}/v2/health/live")
+        service.terminate()
+        service.stdout.read()
+    assert (answer.status_code, service.returncode) == (404, 0)
+    (span,) = collector.spans().values()
+    assert span.name == "POST /predictions/{model}"
+    assert answer.headers["traceparent"] == f"00-{CALLER_TRACE}-{span.span_id.hex()}-01"
+    assert abs(span.start_time_unix_nano / 1e9 - time.time()) < 60
+    assert 0 < span.end_time_unix_nano - span.start_time_unix_nano < 60e9
 
 
 def python(code: str, repository: Path, **environment: str) -> subprocess.CompletedProcess[str]:
