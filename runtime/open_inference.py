@@ -4,6 +4,7 @@ https://github.com/kserve/open-inference-protocol/blob/main/specification/protoc
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version as distribution_version
 from typing import Annotated, Any, Final
 
@@ -177,35 +178,47 @@ async def infer(
     service = service_of(request)
     model = service.inference(request, name, version)
     limit = service.settings.max_body_bytes
-    body = await bodies.read(request, limit)
-    asked, given = _decode(body, header_length, model, limit)
-    chosen = service.strategy(strategy, asked.parameters.get("strategy"))
-    outputs = output_tensors.wanted(asked, model.manifest.classes)
+    asked = _decode(await bodies.read(request, limit), header_length, model, limit)
     answer = await service.infer(
         request,
         model=name,
         version=version,
-        strategy=chosen,
-        tensor=given.header,
-        body=given.body,
-        outputs=[output.name for output in outputs],
-        top=max(output.top for output in outputs),
+        strategy=service.strategy(strategy, asked.strategy),
+        tensor=asked.input.header,
+        body=asked.input.body,
+        outputs=[output.name for output in asked.outputs],
+        top=max(output.top for output in asked.outputs),
     )
-    response, binary = _response(service, asked, outputs, answer)
+    response, binary = _response(service, asked, answer)
     return service.respond(request, answer, response, binary)
 
 
-def _decode(
-    body: bytes, header_length: str | None, model: PreparedModel, limit: int
-) -> tuple[InferenceRequest, HandlerInput]:
-    """What is asked, and its input; the bytes of binary data are not copied."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is kept of a request while it waits: of one in JSON neither its text nor its numbers."""
+
+    id: str | None
+    strategy: object
+    input: HandlerInput
+    outputs: Sequence[Wanted]
+
+
+def _decode(body: bytes, header_length: str | None, model: PreparedModel, limit: int) -> _Asked:
+    """Binary data are not copied."""
     spec = model.manifest.input
+    binary: memoryview | None = None
     if header_length is None:
         asked = _parse(body)
-        return asked, input_tensors.decode(asked, None, spec, limit)
-    length = binary_tensors.header_length(header_length, len(body))
-    asked = _parse(body[:length]) if length else input_tensors.raw(body, spec)
-    return asked, input_tensors.decode(asked, memoryview(body)[length:], spec, limit)
+    else:
+        length = binary_tensors.header_length(header_length, len(body))
+        asked = _parse(body[:length]) if length else input_tensors.raw(body, spec)
+        binary = memoryview(body)[length:]
+    return _Asked(
+        id=asked.id,
+        strategy=asked.parameters.get("strategy"),
+        input=input_tensors.decode(asked, binary, spec, limit),
+        outputs=output_tensors.wanted(asked, model.manifest.classes),
+    )
 
 
 def _parse(body: bytes) -> InferenceRequest:
@@ -221,11 +234,12 @@ def _parse(body: bytes) -> InferenceRequest:
 
 
 def _response(
-    service: Service, asked: InferenceRequest, wanted: Sequence[Wanted], answer: Answer
+    service: Service, asked: _Asked, answer: Answer
 ) -> tuple[dict[str, Any], list[bytes | memoryview]]:
     """The JSON object, and the binary data behind it."""
-    labels = _class_names(service, answer) if any(o.classification for o in wanted) else None
-    outputs = output_tensors.encode(wanted, answer, labels)
+    named = any(output.classification for output in asked.outputs)
+    labels = _class_names(service, answer) if named else None
+    outputs = output_tensors.encode(asked.outputs, answer, labels)
     result = answer.result
     response: dict[str, Any] = {"model_name": result.model, "model_version": result.version}
     if asked.id is not None:
