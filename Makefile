@@ -7,7 +7,7 @@ CICADA := $(VENV)/bin/cicada
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint format types fix bench-http clean
+.PHONY: help run test lint format types fix bench-http soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -35,6 +35,9 @@ types: $(VENV)/.installed-dev ## mypy, strict
 fix: $(VENV)/.installed-dev ## format, and repair what ruff can
 	@$(VENV)/bin/ruff check --fix
 	@$(VENV)/bin/ruff format
+
+soak: $(VENV)/.installed ## load, faults and killed handlers for ten minutes, every answer compared; ARGS="--seconds 60"
+	@$(VENV)/bin/python -m bench.soak $(ARGS)
 
 bench-http: $(VENV)/.installed ## requests per second and latency under 1 to 64 clients; ARGS="--json FILE" keeps the figures
 	@$(CICADA) bench http $(ARGS)
