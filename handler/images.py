@@ -1,12 +1,15 @@
 """An encoded image -> the model's input, exactly as the torchvision preset of its weights makes it."""
 
+import ctypes
 import io
+import logging
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Final
 
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError, _imaging
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms._presets import ImageClassification
@@ -50,6 +53,17 @@ def prepare(image: Image.Image, spec: InputSpec, max_pixels: int = MAX_PIXELS) -
     return prepared.unsqueeze(0)
 
 
+def keep_quiet() -> None:
+    """In a process whose output is its log: Pillow warns of odd images, libtiff tells stderr of broken ones.
+
+    Whoever sent them is answered.
+    """
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    with suppress(AttributeError):  # a Pillow without libtiff
+        ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)
+
+
 @lru_cache(maxsize=64)
 def _preset(spec: InputSpec) -> ImageClassification:
     return ImageClassification(
@@ -72,6 +86,7 @@ def _decoded(encoded: bytearray, resize: int, max_pixels: int) -> Image.Image:
         _check_tiles(image, max_pixels)
         rgb = colours.rgb(image)
         transposition = _transposition(image)
+        del image  # of 50 million pixels with alpha it takes 200 MB
         return rgb if transposition is None else rgb.transpose(transposition)
 
 

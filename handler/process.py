@@ -7,13 +7,12 @@ import os
 import signal
 import socket
 import sys
-import warnings
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from handler import denormals, loglines, wire
+from handler import denormals, images, loglines, wire
 from handler.cancellation import Cancellation
 from handler.handle import RequestHandler
 from handler.openmp import stay_single_threaded
@@ -122,7 +121,7 @@ def main() -> None:
     loglines.configure("INFO", sys.stdout, process="handler", pid=os.getpid())
     _die_with_parent()
     _go_before_the_proxy()
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd images, to whose senders it answers
+    images.keep_quiet()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the proxy ends us
 
     torch.set_num_threads(arguments.threads)
