@@ -4,6 +4,7 @@ import base64
 import binascii
 import itertools
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -109,14 +110,10 @@ def _floats(given: _Given) -> HandlerInput:
         return _tensor(given, _sized(given, given.binary))
     if given.datatype in _ONLY_BINARY:
         raise BadInput(f"{given.datatype} has no form in JSON, expected it as binary data")
-    with np.errstate(over="ignore"):
-        values = _floating(given).astype("<f4")
-    if not np.isfinite(values).all():
-        raise _beyond_range()
-    return _tensor(given, values.data.cast("B"), datatype="FP32")
+    return _tensor(given, _fp32(given), datatype="FP32")
 
 
-def _tensor(given: _Given, body: memoryview, datatype: str | None = None) -> HandlerInput:
+def _tensor(given: _Given, body: bytes | memoryview, datatype: str | None = None) -> HandlerInput:
     header = {"kind": "tensor", "datatype": datatype or given.datatype, "shape": given.shape}
     return HandlerInput(header, body)
 
@@ -175,14 +172,23 @@ def _sized(given: _Given, binary: memoryview) -> memoryview:
     return binary
 
 
-def _floating(given: _Given) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The JSON data as numbers in row-major order."""
+def _fp32(given: _Given) -> bytes:
+    """The JSON data as little-endian FP32 in row-major order.
+
+    Packed by `struct`, which takes half the time of looking at every value's type first.
+    """
     values = _flat(given)
-    _check_types(values, _NUMBERS, "numbers")
     try:
-        return np.fromiter(values, np.float64, len(values))
-    except OverflowError:
+        packed = struct.pack(f"<{len(values)}f", *values)
+    except (struct.error, OverflowError):  # no number, or too large an integer or float
+        _check_types(values, _NUMBERS, "numbers")
         raise _beyond_range() from None
+    found = np.frombuffer(packed, "<f4")
+    if not np.isfinite(found).all():
+        raise _beyond_range()
+    if ((found == 0) | (found == 1)).any():  # which true and false become
+        _check_types(values, _NUMBERS, "numbers")
+    return packed
 
 
 def _whole(given: _Given) -> bytes:

@@ -47,6 +47,17 @@ def test_json_numbers_become_fp32(datatype: str, nested: bool) -> None:
     assert bytes(found.body) == values.astype("<f4").tobytes()
 
 
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=12, max_size=12))
+def test_json_numbers_are_rounded_to_the_nearest_fp32_or_refused(numbers: list[float]) -> None:
+    with np.errstate(over="ignore"):
+        expected = np.array(numbers).astype("<f4")
+    if np.isfinite(expected).all():
+        assert bytes(decode(SHAPE, "FP64", numbers).body) == expected.tobytes()
+    else:
+        with told("a number beyond the range of FP32"):
+            decode(SHAPE, "FP64", numbers)
+
+
 def test_whole_numbers_are_numbers() -> None:
     assert (
         bytes(decode(SHAPE, "FP32", list(range(12))).body) == np.arange(12, dtype="<f4").tobytes()
