@@ -13,6 +13,7 @@ from handler import denormals, inputs
 from handler.cancellation import Cancellation
 from handler.errors import ModelFault, RequestFailed, UnknownTarget
 from handler.images import MAX_PIXELS
+from handler.memory import Trimmer
 from handler.pipeline import Cancelled, Pipeline, Run
 from handler.plan import Plan, Plans
 from handler.scheduler import DurationRecords
@@ -71,6 +72,7 @@ class RequestHandler:
         self._plans = Plans()
         self._durations = DurationRecords()
         self._max_pixels = max_pixels
+        self._trim = Trimmer()
 
     @contextmanager
     def handling(
@@ -98,6 +100,7 @@ class RequestHandler:
             yield answer
         finally:
             release()
+            self._trim()
 
     def _answer(
         self,

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from handler import denormals, images, loglines, wire
+from handler import denormals, images, loglines, memory, wire
 from handler.cancellation import Cancellation
 from handler.handle import RequestHandler
 from handler.openmp import stay_single_threaded
@@ -124,6 +124,7 @@ def main() -> None:
     images.keep_quiet()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the proxy ends us
 
+    memory.share_one_arena()
     torch.set_num_threads(arguments.threads)
     stay_single_threaded()
     connection = socket.socket(fileno=arguments.socket_fd)

@@ -1,0 +1,41 @@
+"""Giving memory back to the system between requests."""
+
+import ctypes
+import mmap
+from pathlib import Path
+from typing import Final
+
+KEPT_BYTES: Final = 16 << 20
+"""What may stay with the allocator for the next request's activations. Taking all of it back each time
+would cost the next request a page fault for every 4 KiB of them again."""
+
+_M_ARENA_MAX: Final = -8
+_STATM: Final = Path("/proc/self/statm")
+_libc: Final = ctypes.CDLL(None)
+
+
+def anonymous_bytes() -> int:
+    """This process's resident memory that no file backs."""
+    _, resident, shared, *_ = _STATM.read_text().split()
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
+
+
+def share_one_arena() -> None:
+    """All threads allocate from one heap; to be called before there are others.
+
+    glibc gives each thread a heap of its own and never gives back the end of one that is not the first,
+    so what the layer and weight units freed of a whole model would stay with the process.
+    """
+    if hasattr(_libc, "mallopt"):
+        _libc.mallopt(_M_ARENA_MAX, 1)
+
+
+class Trimmer:
+    """Gives back to the system what requests left free in the allocator, once it is over KEPT_BYTES."""
+
+    def __init__(self) -> None:
+        self._before = anonymous_bytes()
+
+    def __call__(self) -> None:
+        if anonymous_bytes() > self._before + KEPT_BYTES and hasattr(_libc, "malloc_trim"):
+            _libc.malloc_trim(0)
