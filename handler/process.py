@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--memory-limit", type=int, default=0, help="bytes; 0: none")
-    parser.add_argument("--max-pixels", type=int, required=True, help="of an image")
+    parser.add_argument("--max-pixels", type=int, default=images.MAX_PIXELS, help="of an image")
     arguments = parser.parse_args()
     loglines.configure("INFO", sys.stdout, process="handler", pid=os.getpid())
     _die_with_parent()
