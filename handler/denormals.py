@@ -1,4 +1,4 @@
-"""Numbers below 1.2e-38, which processors compute with a hundred times more slowly than with others."""
+"""Numbers below 1.2e-38, which some processors compute with many times more slowly than with others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import re
 import shutil
+import statistics
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -351,3 +353,51 @@ def test_a_model_prepared_a_hundred_times_under_load_never_mixes_versions(
         seen.add(version)
     assert len(seen) > 1
     assert len(store.versions("m")) <= 2
+
+
+def changed(base: preparation.Source, change: Callable[[Tensor], Tensor]) -> preparation.Source:
+    """The same with every matrix changed."""
+    weights = {
+        key: change(tensor) if tensor.dim() > 1 else tensor for key, tensor in base.weights.items()
+    }
+    return preparation.Source(base.name, base.architecture, weights, base.preset)
+
+
+def test_weights_that_are_no_numbers_give_an_answer_that_says_so(
+    start_server: StartServer, sources: list[preparation.Source], photo: Path, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "weights")
+    broken = changed(sources[0], lambda tensor: torch.full_like(tensor, torch.nan))
+    preparation.prepare(store, "m", broken, "safetensors")
+    server = start_server(CICADA_WEIGHTS=str(store.root))
+    labels = server.client.post("/predictions/m", content=photo.read_bytes())
+    assert labels.status_code == 200
+    assert [(label["probability"], label["finite"]) for label in labels.json()] == [
+        (None, False)
+    ] * CLASSES
+    content, headers = binary_request(torch.zeros(1, 3, 224, 224))
+    answer = server.client.post("/v2/models/m/infer", content=content, headers=headers)
+    (output,) = answer.json()["outputs"]
+    assert output["data"] == [None] * CLASSES
+    assert output["parameters"] == {"finite": False}
+
+
+def test_denormal_weights_do_not_slow_a_request_down(
+    start_server: StartServer, sources: list[preparation.Source], photo: Path, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "weights")
+    preparation.prepare(store, "usual", sources[0], "safetensors")
+    tiny = changed(sources[0], lambda tensor: tensor * 1e-38)
+    preparation.prepare(store, "tiny", tiny, "safetensors")
+    server = start_server(CICADA_WEIGHTS=str(store.root))
+    image = photo.read_bytes()
+
+    def pipeline_ms(model: str) -> float:
+        answer = server.client.post(f"/predictions/{model}", content=image)
+        assert answer.status_code == 200
+        (found,) = re.findall(r"pipeline;dur=([0-9.]+)", answer.headers["Server-Timing"])
+        return float(found)
+
+    rounds = [(pipeline_ms("usual"), pipeline_ms("tiny")) for _ in range(9)]
+    usual, denormal = (statistics.median(times) for times in zip(*rounds[2:], strict=True))
+    assert denormal < 2 * usual
