@@ -178,7 +178,10 @@ async def infer(
     service = service_of(request)
     model = service.inference(request, name, version)
     limit = service.settings.max_body_bytes
-    asked = _decode(await bodies.read(request, limit), header_length, model, limit)
+    body = await bodies.read(request, limit)
+    async with service.turn():
+        asked = _decode(body, header_length, model, limit)
+    del body
     answer = await service.infer(
         request,
         model=name,
