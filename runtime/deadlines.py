@@ -74,7 +74,8 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._held = memoryview(b"")  # what was read, but not parsed yet
         self._header_bytes = 0
         self._silent_bytes = 0  # of what came since the last piece of a body
-        self._skipped = b""  # the field that frames the body which the parser is about to skip
+        self._remaining = 0  # of a body of known length
+        self._skips_body = False  # as the parser is about to do
         self._replays = False
         self._running: RequestResponseCycle | None = None
         self._last: RequestResponseCycle | None = None
@@ -138,8 +139,9 @@ class DeadlineProtocol(HttpToolsProtocol):
         if self._replays:
             return
         version = self.parser.get_http_version()
-        framing = _framing(version, self.headers)
-        self._skipped = framing if self.parser.should_upgrade() else b""
+        length = _body_length(version, self.headers)
+        self._remaining = length or 0
+        self._skips_body = self.parser.should_upgrade() and length != 0
         self.expect_100_continue &= version != "1.0"  # RFC 9110, section 10.1.1
         super().on_headers_complete()
         self._stop_waiting()
@@ -148,10 +150,11 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._silent_bytes = 0
+        self._remaining = max(0, self._remaining - len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._skipped:
+        if self._skips_body:
             return
         self._part = _Part.NOTHING_YET
         super().on_message_complete()
@@ -213,7 +216,8 @@ class DeadlineProtocol(HttpToolsProtocol):
         A request of 30 bytes takes 10 KiB until it is answered, and there may be thousands in what is read.
         """
         while self._held and not self._deaf and not self.pipeline:
-            part, self._held = self._held[:_SLICE_BYTES], self._held[_SLICE_BYTES:]
+            end = max(_SLICE_BYTES, self._remaining)
+            part, self._held = self._held[:end], self._held[end:]
             while part and not self._deaf:
                 part = self._parse(part)
         if self._deaf:
@@ -241,10 +245,12 @@ class DeadlineProtocol(HttpToolsProtocol):
 
         Java's HTTP client offers h2c with each request. A new parser is told of the body, and reads on.
         """
-        if not self._skipped:
+        if not self._skips_body:
             return
-        head = b"POST / HTTP/1.1\r\n%b\r\n\r\n" % self._skipped
-        self._skipped = b""
+        self._skips_body = False
+        length = b"Content-Length: %d" % self._remaining
+        framing = length if self._remaining else b"Transfer-Encoding: chunked"
+        head = b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
         self._replays = True
@@ -296,7 +302,9 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._waiting = None
 
     def _overdue(self, seconds: float) -> None:
-        if self._part is _Part.HEADERS:
+        if self.transport.is_closing():
+            self.transport.abort()
+        elif self._part is _Part.HEADERS:
             self._refuse(TooSlow(f"the request's headers were not complete within {seconds:g} s"))
         elif self.transport.get_write_buffer_size():
             self.transport.abort()  # `close` would wait for the last answer to be taken
@@ -352,8 +360,8 @@ class _Exchange:
             self._protocol.close_after(self._cycle)
 
 
-def _framing(version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The field that says how long the body is; empty without a body.
+def _body_length(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | None:
+    """0 without a body; None for one in chunks.
 
     Raises BadInput for what the parser lets pass (RFC 9112, sections 2.3, 3.2 and 6.1).
     """
@@ -366,9 +374,8 @@ def _framing(version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     if codings and (codings != [b"chunked"] or version == "1.0"):
         raise BadInput("the request has a Transfer-Encoding that is not served, expected chunked")
     if codings:
-        return b"Transfer-Encoding: chunked"
-    length = int(next((value for name, value in headers if name == b"content-length"), b"0"))
-    return b"Content-Length: %d" % length if length else b""
+        return None
+    return int(next((value for name, value in headers if name == b"content-length"), b"0"))
 
 
 def _check_header_bytes(count: int) -> None:
