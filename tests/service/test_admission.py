@@ -13,7 +13,7 @@ from models.manifest import InputSpec, LayerEntry, Manifest, TensorEntry
 from models.store import Store
 from runtime import admission, limits, priority
 from runtime.admission import Admission, Free, Held, Need, free
-from runtime.app import create_app
+from runtime.app import create_app, handler_command
 from runtime.errors import OverTime, Unavailable
 from runtime.pool import Job, Pool
 from runtime.settings import Settings
@@ -363,3 +363,34 @@ async def test_over_http_the_header_orders_and_the_need_refuses(
         assert refused.status_code == 503
         assert refused.json()["error"].startswith("the request needs up to 2 MiB of memory")
         assert refused.headers["Retry-After"] == "1"
+
+
+@pytest.mark.anyio
+async def test_what_a_request_really_takes_is_within_its_need(weights: Path, until: Until) -> None:
+    """Private memory above the handler's at rest, looked at every few hundred microseconds."""
+    model = Store(weights).open("resnet18").manifest
+    command = handler_command(Settings(weights=weights, threads=1), limits.measure())
+    described = {"kind": "tensor", "datatype": "FP32", "shape": [8, 3, 224, 224]}
+    body = bytes(8 * 3 * 224 * 224 * 4)
+    pool = Pool(command, handlers=1, queue=8, timeout_s=60.0)
+    pool.start()
+    try:
+        await until(lambda: pool.ready)
+        (pid,) = pool.pids
+        at_rest = limits.private_memory(pid)
+        for strategy in ("cicada", "traditional"):
+            needed = admission.need(model, strategy, described, len(body))
+            asked = job("", need=needed.bytes)
+            asked.header.update(
+                model="resnet18", strategy=strategy, input=described, outputs=["logits"]
+            )
+            asked.body = body
+            asking = asyncio.create_task(pool.infer(asked))
+            most = at_rest
+            while not asking.done():
+                most = max(most, limits.private_memory(pid))
+                await asyncio.sleep(0.0003)
+            await asking
+            assert needed.activations / 8 < most - at_rest <= needed.bytes
+    finally:
+        await pool.close()
