@@ -82,7 +82,7 @@ REQUEST_ID: Final = _taken(
     "An id for the request: letters, digits, `.`, `_`, `~`, `-`, up to 128; else it gets a new one.",
 )
 INFERENCE_PARAMETERS: Final[list[Described]] = [
-    _taken("Content-Encoding", "How the body is compressed.", enum=["identity", "gzip"]),
+    _taken("Content-Encoding", "`gzip`, where the body is compressed; 415 for any other coding."),
     _taken("Priority", "`u=0` (first) to `u=7` (last) among those that wait (RFC 9218)."),
     _taken("traceparent", "The caller's span, where the service traces (W3C Trace Context)."),
     _taken("tracestate", "What belongs to it."),
