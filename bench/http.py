@@ -105,9 +105,11 @@ def options(
 class Served:
     """`cicada serve` in a process of its own, on a free port of the loopback interface; a context manager."""
 
-    def __init__(self, weights: Path, queue: int) -> None:
+    def __init__(self, weights: Path, queue: int, threads: int | None = None) -> None:
         inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith("OTEL_")
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("OTEL_", "CICADA_API_KEYS"))
         }
         settings = {
             "CICADA_WEIGHTS": str(weights),
@@ -116,6 +118,8 @@ class Served:
             "HOST": "127.0.0.1",
             "PORT": "0",
         }
+        if threads is not None:
+            settings["CICADA_THREADS"] = str(threads)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 `_end` closes it
         self._process = subprocess.Popen(
             [sys.executable, "-m", "runtime.cli", "serve"],

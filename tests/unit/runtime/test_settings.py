@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from runtime.settings import Settings, SettingsError, variable
 
@@ -30,6 +31,10 @@ def test_every_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch
         "CICADA_KEEP_ALIVE_S": "2.5",
         "CICADA_DRAIN_S": "0",
         "CICADA_LOG_LEVEL": "debug",
+        "CICADA_VERIFY": "true",
+        "CICADA_API_KEYS": "first-key, second-key",
+        "CICADA_KEYS_FOR_HEALTH": "1",
+        "CICADA_KEYS_FOR_METRICS": "1",
         "CICADA_CORS_ORIGINS": "https://a.example, http://b.example:8000",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
         "HOST": "::1",
@@ -53,6 +58,10 @@ def test_every_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch
         keep_alive_s=2.5,
         drain_s=0,
         log_level="debug",
+        verify=True,
+        api_keys=(SecretStr("first-key"), SecretStr("second-key")),
+        keys_for_health=True,
+        keys_for_metrics=True,
         cors_origins=("https://a.example", "http://b.example:8000"),
         otlp_endpoint="http://collector:4318",
         host="::1",
