@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.limits import Limits, available_cpus, available_memory, measure
+from runtime.limits import (
+    Limits,
+    available_cpus,
+    available_memory,
+    cpu_used_s,
+    measure,
+    memory_used,
+)
 
 GIB = 1 << 30
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
@@ -147,3 +154,37 @@ def test_this_machine_has_something() -> None:
     assert limits.cpus > 0
     assert limits.memory_bytes is not None
     assert limits.memory_bytes > 64 << 20
+
+
+def test_what_is_used_is_our_own_groups_in_version_2(tmp_path: Path) -> None:
+    root = v2(
+        tmp_path,
+        "/pod/container",
+        {
+            "pod/memory.stat": f"anon {4 * GIB}\nfile 0\n",
+            "pod/cpu.stat": "usage_usec 9000000\n",
+            "pod/container/memory.stat": "anon 1000\nfile 500000\nshmem 200\nkernel_stack 30\n",
+            "pod/container/cpu.stat": "usage_usec 1500000\nuser_usec 1000000\n",
+        },
+    )
+    assert memory_used(root) == 1230, "file pages can be dropped"
+    assert cpu_used_s(root) == 1.5
+
+
+def test_what_is_used_in_version_1(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:memory:/box\n3:cpu,cpuacct:/box\n",
+            "proc/self/mountinfo": V1,
+            "sys/fs/cgroup/memory/box/memory.stat": "rss 1\ntotal_rss 700\ntotal_cache 9000\n",
+            "sys/fs/cgroup/cpu,cpuacct/box/cpuacct.usage": "2500000000\n",
+        },
+    )
+    assert memory_used(root) == 700
+    assert cpu_used_s(root) == 2.5
+
+
+def test_what_is_used_is_unknown_without_control_groups(tmp_path: Path) -> None:
+    assert memory_used(tmp_path) is None
+    assert cpu_used_s(tmp_path) is None
