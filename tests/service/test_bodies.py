@@ -61,11 +61,6 @@ def strict(serve_stubs: ServeStubs) -> Server:
     )
 
 
-@pytest.fixture(params=["patient", "strict"])
-def either(request: pytest.FixtureRequest) -> Server:
-    return request.getfixturevalue(request.param)
-
-
 @pytest.fixture(autouse=True)
 def _the_next_request_succeeds_and_no_fault_is_logged(
     request: pytest.FixtureRequest,
