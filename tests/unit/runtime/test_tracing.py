@@ -345,7 +345,7 @@ async def test_a_collector_that_is_down_costs_no_request_and_no_shutdown(free_po
     assert all("traceparent" in headers for headers in told)
     start = time.monotonic()
     await tracing.close()
-    assert time.monotonic() - start < FLUSH_S + 1
+    assert time.monotonic() - start < FLUSH_S + 9, "by itself the SDK waits for 30 s"
 
 
 async def test_a_collector_that_hangs_delays_no_shutdown() -> None:
@@ -355,7 +355,7 @@ async def test_a_collector_that_hangs_delays_no_shutdown() -> None:
         await ask(tracing, answered())
         start = time.monotonic()
         await tracing.close()
-        assert time.monotonic() - start < FLUSH_S + 1
+        assert time.monotonic() - start < FLUSH_S + 9, "by itself the SDK waits for 30 s"
     finally:
         collector.close()
 
