@@ -11,12 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import http_sf
+import httpx
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import checkpoints, environment, page_cache
+from bench import checkpoints, environment, http, page_cache
 from bench.worker import Worker
 from handler.strategies import STRATEGIES
 from handler.timeline import now_ns
@@ -35,6 +37,7 @@ PEERS: Final = {
 EXTRA_PEERS: Final = {"onnxruntime_mapped": "bench.peers.onnxruntime_mapped"}
 _SEED: Final = 0
 _WARM_UPS: Final = 2
+_HTTP_TIMEOUT_S: Final = 600.0
 _SHAPE: Final = (1, 3, 224, 224)
 
 
@@ -47,6 +50,8 @@ class Options:
     rounds: int
     cold: bool
     peers: bool
+    http: bool
+    """Through the proxy, end to end, instead of straight to a handler."""
     threads: int
     folder: Path | None
     """Where stores and checkpoints are written; they are removed again."""
@@ -65,6 +70,8 @@ class Row:
     median_ms: float
     p95_ms: float
     ratio_to_resident: float
+    http_overhead_ms: float | None
+    """Median of the proxy's `total` less the pipeline; None where no proxy was asked."""
 
 
 class UnknownChoice(ModelError):
@@ -80,12 +87,13 @@ def options(
     rounds: int,
     cold: bool,
     peers: bool,
+    http: bool,
     threads: int | None,
     folder: Path | None,
 ) -> Options:
     """Checks the names; `paper` and `all` stand for several. Raises UnknownChoice."""
     return Options(
-        models=_known("model", models, catalog.NAMES, {"paper": catalog.PAPER}),
+        models=known_models(models),
         strategies=_known("strategy", strategies, STRATEGIES, {"all": list(STRATEGIES)}),
         formats=[
             "pth" if name == "pth" else "safetensors"
@@ -95,9 +103,19 @@ def options(
         rounds=rounds,
         cold=cold,
         peers=peers,
-        threads=threads or len(os.sched_getaffinity(0)),
+        http=http,
+        threads=threads_or_all(threads),
         folder=folder,
     )
+
+
+def known_models(names: Sequence[str]) -> Sequence[str]:
+    """Raises UnknownChoice."""
+    return _known("model", names, catalog.NAMES, {"paper": catalog.PAPER})
+
+
+def threads_or_all(threads: int | None) -> int:
+    return threads or len(os.sched_getaffinity(0))
 
 
 def _known(
@@ -139,6 +157,32 @@ class ServedVariant:
         described = {"kind": "tensor", "datatype": "FP32", "shape": list(_SHAPE)}
         header, _ = self.worker.infer(self.model, self.name, described, value)
         duration: float = header["timeline"]["figures"]["pipeline_ms"]
+        return duration
+
+
+@dataclass(frozen=True, slots=True)
+class HttpVariant:
+    """A strategy behind the proxy, the tensor in binary: the client's time, body sent to answer read.
+
+    overheads: the proxy's `total` less the pipeline of each request, milliseconds.
+    """
+
+    name: str
+    format: str | None
+    granularity: str | None
+    client: httpx.Client
+    request: http.Request
+    overheads: list[float] = field(default_factory=list)
+
+    def run(self, _value: bytes) -> float:
+        headers = {**self.request.headers, "Cicada-Strategy": self.name}
+        start = now_ns()
+        response = self.client.post(self.request.path, headers=headers, content=self.request.body)
+        duration = (now_ns() - start) / 1e6
+        response.raise_for_status()
+        timing: Any = http_sf.parse(response.headers["Server-Timing"].encode(), tltype="list")
+        times = {str(name): float(parameters["dur"]) for name, parameters in timing}
+        self.overheads.append(times["total"] - times["pipeline"])
         return duration
 
 
@@ -198,7 +242,7 @@ def _measure_model(model: str, options: Options, folder: Path, progress: Progres
         variants = list(_variants(model, options, folder, stack, onnx=onnx))
         samples = [Samples(variant) for variant in variants]
         progress.update(task, description=model, total=(options.rounds + _WARM_UPS) * len(samples))
-        value = _input()
+        value = random_input()
         for round_number in range(-_WARM_UPS, options.rounds):
             for sample in samples:
                 if options.cold:
@@ -215,27 +259,48 @@ def _variants(
     model: str, options: Options, folder: Path, stack: ExitStack, *, onnx: bool
 ) -> Iterator[Variant]:
     """The floor first; every variant has a process of its own."""
+    made = folder / "checkpoints"
+    yield stand_in(RESIDENT, "bench.resident", model, made, options.threads, stack)
+    served = _behind_the_proxy if options.http else _in_handlers
+    yield from served(model, options, folder, stack)
+    if options.peers:
+        peers = PEERS | (EXTRA_PEERS if onnx else {})
+        for name, module in peers.items():
+            yield stand_in(name, module, model, made, options.threads, stack)
+    if options.cold and "safetensors" in options.formats:
+        prepared = Store(folder / "safetensors").open(model)
+        yield DirectRead(sorted(prepared.path.glob("*.safetensors")))
 
-    def stand_in(module: str) -> Worker:
-        arguments = [
-            *("--threads", str(options.threads)),
-            *("--architecture", model),
-            *("--checkpoints", str(folder / "checkpoints")),
-        ]
-        return stack.enter_context(Worker(module, arguments))
 
-    yield StandIn(RESIDENT, None, None, stand_in("bench.resident"))
+def stand_in(
+    name: str, module: str, model: str, made: Path, threads: int, stack: ExitStack
+) -> StandIn:
+    """Starts the floor or a peer; `made` is the folder of its checkpoints."""
+    arguments = [
+        *("--threads", str(threads)),
+        *("--architecture", model),
+        *("--checkpoints", str(made)),
+    ]
+    return StandIn(name, None, None, stack.enter_context(Worker(module, arguments)))
+
+
+def _in_handlers(model: str, options: Options, folder: Path, stack: ExitStack) -> Iterator[Variant]:
     for weight_format in options.formats:
         for strategy in options.strategies:
             worker = stack.enter_context(Worker.handler(folder / weight_format, options.threads))
             yield ServedVariant(strategy, weight_format, options.granularity, worker, model)
-    if options.peers:
-        peers = PEERS | (EXTRA_PEERS if onnx else {})
-        for name, module in peers.items():
-            yield StandIn(name, None, None, stand_in(module))
-    if options.cold and "safetensors" in options.formats:
-        prepared = Store(folder / "safetensors").open(model)
-        yield DirectRead(sorted(prepared.path.glob("*.safetensors")))
+
+
+def _behind_the_proxy(
+    model: str, options: Options, folder: Path, stack: ExitStack
+) -> Iterator[Variant]:
+    sent = http.request("binary", model, _SHAPE[-1], None)
+    for weight_format in options.formats:
+        for strategy in options.strategies:
+            service = http.Served(folder / weight_format, queue=1, threads=options.threads)
+            url = stack.enter_context(service).url
+            client = stack.enter_context(httpx.Client(base_url=url, timeout=_HTTP_TIMEOUT_S))
+            yield HttpVariant(strategy, weight_format, options.granularity, client, sent)
 
 
 def _has_onnxruntime() -> bool:
@@ -247,7 +312,8 @@ def _has_onnxruntime() -> bool:
     return True
 
 
-def _input() -> bytes:
+def random_input() -> bytes:
+    """A seeded float32 tensor of one image, as bytes."""
     generator = np.random.default_rng(_SEED)
     return generator.standard_normal(_SHAPE, dtype=np.float32).tobytes()
 
@@ -266,12 +332,22 @@ def _rows(model: str, options: Options, samples: Sequence[Samples]) -> Iterator[
             median_ms=statistics.median(sample.times),
             p95_ms=float(np.percentile(sample.times, 95)),
             ratio_to_resident=statistics.median(ratios),
+            http_overhead_ms=_http_overhead(sample),
         )
+
+
+def _http_overhead(sample: Samples) -> float | None:
+    if not isinstance(sample.variant, HttpVariant):
+        return None
+    return statistics.median(sample.variant.overheads[-len(sample.times) :])
 
 
 def table(rows: Sequence[Row]) -> Table:
     """The rows as they are printed, with the geometric mean of each variant's ratios."""
     printed = Table("model", "variant", "format", "n", "median ms", "p95 ms", "x resident")
+    through_proxy = any(row.http_overhead_ms is not None for row in rows)
+    if through_proxy:
+        printed.add_column("total - pipeline ms")
     for column in printed.columns[3:]:
         column.justify = "right"
     for row in rows:
@@ -283,6 +359,7 @@ def table(rows: Sequence[Row]) -> Table:
             f"{row.median_ms:.1f}",
             f"{row.p95_ms:.1f}",
             f"{row.ratio_to_resident:.3f}",
+            *([_optional(row.http_overhead_ms)] if through_proxy else []),
         )
     if len({row.model for row in rows}) > 1:
         printed.add_section()
@@ -291,6 +368,10 @@ def table(rows: Sequence[Row]) -> Table:
                 "geometric mean", variant, weight_format or "", "", "", "", f"{mean:.3f}"
             )
     return printed
+
+
+def _optional(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else f"{milliseconds:.2f}"
 
 
 def geometric_means(rows: Sequence[Row]) -> dict[tuple[str, str | None], float]:

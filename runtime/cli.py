@@ -233,6 +233,9 @@ def latency(
     peers: Annotated[
         bool, typer.Option("--peers", help="Also what one would write, or use, instead.")
     ] = False,
+    http: Annotated[
+        bool, typer.Option("--http", help="Through the proxy, tensors in binary.")
+    ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="By default all cores.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")
@@ -254,7 +257,39 @@ def latency(
                 rounds=rounds,
                 cold=cache == "cold",
                 peers=peers,
+                http=http,
                 threads=threads,
+                folder=folder,
+            ),
+            json_file,
+        )
+
+
+@bench_app.command()
+def memory(
+    models: Annotated[
+        str, typer.Option(metavar="NAMES", help="Comma-separated; `paper`: the paper's ten.")
+    ] = "resnet50,vgg16,vit_b_16",
+    rounds: Annotated[int, typer.Option(min=1, help="Requests of each model.")] = 7,
+    handlers: Annotated[int, typer.Option(min=1, help="Handlers at work at once.")] = 2,
+    threads: Annotated[int | None, typer.Option(min=1, help="By default all cores.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where stores are made, and removed again.")
+    ] = None,
+) -> None:
+    """Measure memory: a request's beside the resident forward pass's, and what handlers share."""
+    from bench import latency, memory
+
+    with _errors_as_one_sentence():
+        memory.run(
+            memory.Options(
+                models=latency.known_models(models.split(",")),
+                rounds=rounds,
+                handlers=handlers,
+                threads=latency.threads_or_all(threads),
                 folder=folder,
             ),
             json_file,
