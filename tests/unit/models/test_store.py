@@ -309,7 +309,7 @@ def test_a_changed_manifest_is_reported_with_model_and_file(
     with pytest.raises(CorruptModel, match=message) as caught:
         store.open("small")
     assert "'small'" in str(caught.value)
-    assert str(model.path / "manifest.json") in str(caught.value)
+    assert ": manifest.json: " in str(caught.value)
     assert store.names() == []
     assert store.damaged() == ["small"]
     assert store.verify("small") == [str(caught.value)]

@@ -268,7 +268,7 @@ def test_inspect_shows_models_layers_and_faults(cicada: Cicada, weights: Path) -
     for arguments in (("inspect",), ("inspect", "b")):
         result = cicada(*arguments)
         assert result.exit_code == 1
-        assert "manifest.json was changed since it was prepared" in result.stdout
+        assert "manifest.json: was changed since it was prepared" in result.stdout
     assert cicada("inspect", "a", "--verify").exit_code == 0
 
 
