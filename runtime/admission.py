@@ -16,8 +16,8 @@ what goes in and what comes out. Measured; see tests/service/test_admission.py."
 PIXELS_PER_BYTE: Final = 24
 """Bytes of pixels for a byte of an encoded image, resized copies included; a photo has 10 to 20."""
 FLOAT_BYTES: Final = 4
-MOST_PIXELS: Final = 400_000_000
-"""Bytes; the handler refuses larger images by their headers."""
+PIXEL_BYTES: Final = 8
+"""Of an image as large as may be: its channels as decoded, and as converted."""
 _TRUSTED_S: Final = 1.0
 _PLENTY: Final = 8
 
@@ -42,15 +42,20 @@ class Need:
 NOTHING: Final = Need(0, 0, 0, 0)
 
 
-def need(manifest: Manifest, strategy: str, described: dict[str, Any], body_bytes: int) -> Need:
-    """described: the frame's `input`; body_bytes: the size of what goes with it."""
+def need(
+    manifest: Manifest, strategy: str, described: dict[str, Any], body_bytes: int, max_pixels: int
+) -> Need:
+    """described: the frame's `input`; body_bytes: the size of what goes with it.
+
+    max_pixels: that an image may have; the handler refuses larger ones by their headers.
+    """
     sizes = manifest.sizes
     return Need(
         activations=SCRATCH * manifest.activation_bytes * _images(described),
         placeholders=sizes.weights if STRATEGIES[strategy].initialize else sizes.one_bit,
         # Read files become tensors of their own, which are copied into the layers one after another.
         weights=sizes.weights + 2 * sizes.largest_layer if manifest.weight_format == "pth" else 0,
-        input=body_bytes + _decoded(described, body_bytes),
+        input=body_bytes + _decoded(described, body_bytes, max_pixels),
     )
 
 
@@ -64,14 +69,14 @@ def _images(described: dict[str, Any]) -> int:
     return 1
 
 
-def _decoded(described: dict[str, Any], body_bytes: int) -> int:
+def _decoded(described: dict[str, Any], body_bytes: int, max_pixels: int) -> int:
     """What the body becomes beside itself; a tensor stays where it is."""
     match described.get("kind"):
         case "tensor":
             return 0
         case "pixels":
             return FLOAT_BYTES * body_bytes
-    return min(PIXELS_PER_BYTE * body_bytes, MOST_PIXELS)
+    return min(PIXELS_PER_BYTE * body_bytes, PIXEL_BYTES * max_pixels)
 
 
 @dataclass(frozen=True, slots=True)

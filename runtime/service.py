@@ -128,7 +128,11 @@ class Service:
             body,
             urgency=priority.urgency(request.headers.getlist(priority.HEADER)),
             need=admission.need(
-                self.model(model, version).manifest, strategy, tensor, memoryview(body).nbytes
+                self.model(model, version).manifest,
+                strategy,
+                tensor,
+                memoryview(body).nbytes,
+                self.settings.max_pixels,
             ),
         )
         try:

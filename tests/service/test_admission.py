@@ -20,6 +20,7 @@ from runtime.settings import Settings
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 MIB = 1 << 20
+MAX_PIXELS = 50_000_000
 
 
 def manifest(weight_format: Literal["safetensors", "pth"] = "safetensors") -> Manifest:
@@ -76,22 +77,25 @@ ONE_BIT = 125 + 3
 )
 def test_placeholders_are_counted_by_the_strategy(strategy: str, placeholders: int) -> None:
     tensor = {"kind": "tensor", "datatype": "FP32", "shape": [4, 3, 2, 2]}
-    needed = admission.need(manifest(), strategy, tensor, 192)
+    needed = admission.need(manifest(), strategy, tensor, 192, MAX_PIXELS)
     assert needed == Need(8_000_000, placeholders, 0, 192)
     assert needed.bytes == 8_000_000 + placeholders + 192
 
 
 def test_private_copies_of_weights_count_in_the_format_that_makes_them() -> None:
     tensor = {"kind": "tensor", "datatype": "FP32", "shape": [1, 3, 2, 2]}
-    assert admission.need(manifest("pth"), "cicada", tensor, 48).weights == WEIGHTS + 2 * 5000
-    assert admission.need(manifest(), "cicada", tensor, 48).weights == 0
+    assert (
+        admission.need(manifest("pth"), "cicada", tensor, 48, MAX_PIXELS).weights
+        == WEIGHTS + 2 * 5000
+    )
+    assert admission.need(manifest(), "cicada", tensor, 48, MAX_PIXELS).weights == 0
 
 
 @pytest.mark.parametrize(
     ("described", "body", "images", "input_bytes"),
     [
         ({"kind": "image"}, 1000, 1, 25_000),
-        ({"kind": "image"}, 32 * MIB, 1, 32 * MIB + admission.MOST_PIXELS),
+        ({"kind": "image"}, 32 * MIB, 1, 32 * MIB + admission.PIXEL_BYTES * MAX_PIXELS),
         ({"kind": "images", "lengths": [400, 600]}, 1000, 2, 25_000),
         ({"kind": "pixels", "shape": [3, 10, 10, 3]}, 900, 3, 4500),
         ({"kind": "tensor", "datatype": "FP32", "shape": [3, 3, 2, 2]}, 144, 3, 144),
@@ -100,7 +104,7 @@ def test_private_copies_of_weights_count_in_the_format_that_makes_them() -> None
 def test_the_input_counts_as_what_it_becomes(
     described: dict[str, Any], body: int, images: int, input_bytes: int
 ) -> None:
-    needed = admission.need(manifest(), "cicada", described, body)
+    needed = admission.need(manifest(), "cicada", described, body, MAX_PIXELS)
     assert needed.activations == admission.SCRATCH * 1_000_000 * images
     assert needed.input == input_bytes
 
@@ -379,7 +383,7 @@ async def test_what_a_request_really_takes_is_within_its_need(weights: Path, unt
         (pid,) = pool.pids
         at_rest = limits.private_memory(pid)
         for strategy in ("cicada", "traditional"):
-            needed = admission.need(model, strategy, described, len(body))
+            needed = admission.need(model, strategy, described, len(body), MAX_PIXELS)
             asked = job("", need=needed.bytes)
             asked.header.update(
                 model="resnet18", strategy=strategy, input=described, outputs=["logits"]
