@@ -30,6 +30,12 @@ def share_one_arena() -> None:
         _libc.mallopt(_M_ARENA_MAX, 1)
 
 
+def give_back() -> None:
+    """Gives to the system what is free in the allocator."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
+
+
 class Trimmer:
     """Gives back to the system what requests left free in the allocator, once it is over KEPT_BYTES."""
 
@@ -37,5 +43,5 @@ class Trimmer:
         self._before = anonymous_bytes()
 
     def __call__(self) -> None:
-        if anonymous_bytes() > self._before + KEPT_BYTES and hasattr(_libc, "malloc_trim"):
-            _libc.malloc_trim(0)
+        if anonymous_bytes() > self._before + KEPT_BYTES:
+            give_back()
