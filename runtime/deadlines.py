@@ -97,6 +97,9 @@ class DeadlineProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._held = memoryview(bytes(self._held) + data) if self._held else memoryview(data)
         self._parse_held()
+        # uvicorn reads on whenever the running request waits for its caller to leave.
+        if self._held:
+            self.flow.pause_reading()
 
     def eof_received(self) -> None:
         self._await_taking()  # the transport closes, but not before all is taken

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -188,6 +189,25 @@ def test_pipelined_requests_are_answered_in_their_order(patient: Server) -> None
         connection.sendall(b"".join(said))
         answers = answer_all(connection, len(said))
     assert [json.loads(found.body)["error"] for found in answers] == [str(n) for n in range(20)]
+
+
+def test_what_follows_a_request_is_not_read_before_its_turn(
+    patient: Server, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = psutil.Process(patient.process.pid)
+    before = process.memory_info().rss
+    with connect(patient) as connection:
+        upload = post(framing=b"Content-Length: %d" % (64 << 20))
+        connection.sendall(post(body=b"hold " + bytes(fifo)) + GOOD + upload)
+        connection.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            connection.sendall(bytes(64 << 20))
+        assert process.memory_info().rss < before + (16 << 20)
+        connection.settimeout(20)
+        fifo.write_bytes(b"")
+        assert answer(connection).status == 200
 
 
 def answer_all(connection: socket.socket, count: int) -> Sequence[Answer]:
