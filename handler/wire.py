@@ -38,7 +38,7 @@ def _lengths(prefix: bytes) -> tuple[int, int]:
 def _decode(encoded: bytes | bytearray) -> Header:
     try:
         header = json.loads(encoded)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a frame's header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ProtocolError(f"a frame's header is {type(header).__name__}, expected an object")

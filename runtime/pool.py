@@ -13,6 +13,7 @@ from handler import wire
 from runtime import admission, frames, priority
 from runtime.admission import NOTHING, Admission, Free, Held, Need
 from runtime.errors import (
+    Fault,
     HandlerDied,
     OverTime,
     QueueFull,
@@ -20,13 +21,18 @@ from runtime.errors import (
     Unavailable,
     from_handler,
 )
-from runtime.handler_process import End, Exchanged, HandlerEndedError, HandlerProcess
+from runtime.handler_process import (
+    EXIT_GRACE_S,
+    End,
+    Exchanged,
+    HandlerEndedError,
+    HandlerProcess,
+)
 from runtime.limits import OutOfMemoryKills
 
 logger = logging.getLogger("cicada.pool")
 
 START_LIMIT_S: Final = 120.0
-EXIT_GRACE_S: Final = 0.5
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
 
@@ -180,6 +186,7 @@ class Pool:
             overdue.cancel()
             self._line.leave(job)
             self._jobs.discard(job)
+            self._match()  # it may have waited for memory that those behind it do not need
 
     def refuse_new(self) -> None:
         """The service is not ready any more; what was taken is still answered."""
@@ -337,6 +344,9 @@ class Pool:
             job.settle(*exchange.result())
         except HandlerEndedError as ended:
             job.fail(HandlerDied(f"the handler at work on this request {ended.end.sentence}"))
+            raise
+        except Exception:
+            job.fail(Fault.unexpected())
             raise
         finally:
             exchange.cancel()

@@ -245,6 +245,24 @@ async def test_a_small_request_does_not_overtake_one_that_waits_for_memory(
 
 
 @pytest.mark.anyio
+async def test_who_waits_behind_a_large_request_has_its_turn_when_that_ones_caller_leaves(
+    stub_command: list[str], until: Until
+) -> None:
+    async with pool_of(stub_command, Memory(100 * MIB), handlers=2) as pool:
+        await until(lambda: pool.ready == 2)
+        held = asyncio.create_task(pool.infer(job("wait", need=60 * MIB)))
+        await until(lambda: pool.running == 1)
+        large = asyncio.create_task(pool.infer(job("answer", need=90 * MIB)))
+        await until(lambda: pool.waiting == 1)
+        small = asyncio.create_task(pool.infer(job("answer", need=20 * MIB)))
+        await until(lambda: pool.waiting == 2)
+        large.cancel()
+        await small
+        assert not held.done()
+        held.cancel()
+
+
+@pytest.mark.anyio
 async def test_memory_that_does_not_come_free_in_time_is_a_503(
     stub_command: list[str], until: Until
 ) -> None:

@@ -195,6 +195,15 @@ async def test_a_handler_that_ends_fails_its_own_request_only(
         assert not psutil.pid_exists(before)
 
 
+async def test_a_fault_of_the_proxys_own_is_answered_too(stubs: Stubs) -> None:
+    async with stubs.pool() as pool:
+        no_json = job("answer")
+        no_json.header["top"] = object()
+        with pytest.raises(Fault, match="an unexpected fault of the service"):
+            await pool.infer(no_json)
+        await answering_pid(pool)
+
+
 async def test_a_frame_that_nobody_asked_for_costs_the_handler_its_place(
     stubs: Stubs, until: Until
 ) -> None:

@@ -86,6 +86,7 @@ BROKEN = [
     (frame(b"{}", b"body")[:-4], "closed within a frame"),
     (frame(b"nonsense"), "is not JSON"),
     (frame(b"\xff\xfe\xfd"), "is not JSON"),
+    (frame(b"[" * 10_000), "is not JSON"),
     (frame(b"[1]"), "is list, expected an object"),
     (struct.pack(">IQ", 2, wire.MAX_BODY_BYTES + 1), "over the limit"),
     (struct.pack(">IQ", wire.MAX_HEADER_BYTES + 1, 0), "over the limit"),
