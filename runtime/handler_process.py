@@ -100,7 +100,9 @@ class HandlerProcess:
                 )
             except OSError as error:
                 ours.close()
-                raise HandlerEndedError(End("start", f"cannot be started: {error}")) from error
+                raise HandlerEndedError(
+                    End("start", f"cannot be started: {error.strerror}")
+                ) from error
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=STREAM_BUFFER)
         return cls(process, reader, writer, kills)
 
