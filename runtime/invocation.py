@@ -11,9 +11,9 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from handler.timeline import UNITS
 from runtime import gantt
 
-UNITS: Final = ("layer", "weight", "compute")
 _CONNECT_S: Final = 5.0
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from handler.strategies import STRATEGIES
-from handler.timeline import Figures, Kind, Span
+from handler.timeline import UNITS, Figures, Kind, Span
 from runtime.answers import Json
 from runtime.descriptions import MISSING
 from runtime.errors import NotFound
@@ -258,7 +258,7 @@ class _Trace:
 
     def add_handler(self, timeline: Timeline) -> None:
         self._add("input", "input", "decode", *timeline.decoded_ns)
-        for unit in ("layer", "weight", "compute"):
+        for unit in UNITS:
             self._track(unit)
         lanes = _Lanes()
         lane_of: dict[int, str] = {}
