@@ -54,16 +54,17 @@ class HandlerProcess:
             },
         )
         while (frame := wire.receive(self._connection)) is not None:
-            header, body = frame
-            match header.get("type"):
-                case "infer":
-                    self._begin(header, body)
-                case "cancel":
-                    self._cancel(header)
-                case kind:
-                    raise wire.ProtocolError(
-                        f"a frame of type {kind!r}, expected 'infer' or 'cancel'"
-                    )
+            self._take(*frame)
+            del frame  # else its body would stay until the next one is there
+
+    def _take(self, header: wire.Header, body: bytearray) -> None:
+        match header.get("type"):
+            case "infer":
+                self._begin(header, body)
+            case "cancel":
+                self._cancel(header)
+            case kind:
+                raise wire.ProtocolError(f"a frame of type {kind!r}, expected 'infer' or 'cancel'")
 
     def _begin(self, header: wire.Header, body: bytearray) -> None:
         arrival_ns = now_ns()
