@@ -106,7 +106,10 @@ class Store:
         )
 
     def verify(self, name: str) -> list[str]:
-        """What is wrong with the files of the model's current version, a sentence each."""
+        """What is wrong with the files of the model's current version, a sentence each.
+
+        Raises UnknownModel.
+        """
         try:
             model = self.open(name)
         except CorruptModel as error:
@@ -288,11 +291,17 @@ class Store:
     def _version_folders(self, name: str) -> list[str]:
         if not self._has_versions(name):
             return []
-        found = (path.name for path in (self._folders / name).iterdir())
+        try:
+            found = [path.name for path in (self._folders / name).iterdir()]
+        except FileNotFoundError:  # removed in between
+            return []
         return [version for version in found if self._folder(name, version) is not None]
 
     def _modified_ns(self, name: str, version: str) -> int:
-        return (self._folders / name / version).stat().st_mtime_ns
+        try:
+            return (self._folders / name / version).stat().st_mtime_ns
+        except FileNotFoundError:  # removed in between
+            return 0
 
 
 class Writer:
@@ -343,7 +352,7 @@ def _read_cached(name: str, folder: Path, _inode: int, _modified_ns: int) -> Pre
         manifest = Manifest.model_validate_json(encoded)
         labels = _read_labels(folder, manifest)
     except OSError as error:
-        file = Path(error.filename).name
+        file = Path(error.filename or path).name  # an error of reading names no file
         raise CorruptModel(f"model {name!r}: {file}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
@@ -382,7 +391,10 @@ def _findings(folder: Path, manifest: Manifest) -> Iterator[str]:
     except (OSError, ValueError) as error:
         yield f"{_LABELS}: {error}"
     for layer in manifest.layers:
-        finding = _finding(folder, layer)
+        try:
+            finding = _finding(folder, layer)
+        except OSError as error:
+            finding = f"{layer.file}: {error.strerror}"
         if finding is not None:
             yield finding
 
@@ -390,10 +402,7 @@ def _findings(folder: Path, manifest: Manifest) -> Iterator[str]:
 def _finding(folder: Path, layer: LayerEntry) -> str | None:
     if layer.file is None:
         return None
-    try:
-        status = (folder / layer.file).lstat()
-    except OSError as error:
-        return f"{layer.file}: {error.strerror}"
+    status = (folder / layer.file).lstat()
     if not stat.S_ISREG(status.st_mode):
         return f"{layer.file}: is not a regular file"
     if status.st_size != layer.bytes:

@@ -1,7 +1,9 @@
+import errno
 import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from models.manifest import InputSpec, LayerEntry, Manifest, TensorEntry
-from models.store import CorruptModel, PreparedModel, Store, StoreError, UnknownModel, Writer
+from models.store import (
+    CorruptModel,
+    PreparedModel,
+    Store,
+    StoreError,
+    UnknownModel,
+    Writer,
+    _read_cached,
+)
 
 INPUT = InputSpec(
     resize=256, crop=224, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2), interpolation="bilinear"
@@ -384,6 +394,42 @@ def test_verify_finds_a_missing_a_longer_and_a_changed_file(store: Store, tmp_pa
     (tmp_path / "copy").write_bytes(b"abc")
     path.symlink_to(tmp_path / "copy")
     assert store.verify("small") == ["000-fc.safetensors: is not a regular file"]
+
+
+def _unreadable(*_: object) -> bytes:
+    """As of a bad disk: an error of reading, unlike one of opening, names no file."""
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_weight_file_that_cannot_be_read_is_a_finding(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, "small", b"abc")
+    monkeypatch.setattr("models.store._file_sha256", _unreadable)
+    assert store.verify("small") == ["000-fc.safetensors: Input/output error"]
+
+
+def test_a_manifest_that_cannot_be_read_is_corrupt(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, "small", b"abc")
+    _read_cached.cache_clear()  # publishing has read it
+    monkeypatch.setattr(Path, "read_bytes", _unreadable)
+    with pytest.raises(CorruptModel, match=r"'small': manifest\.json: Input/output error"):
+        store.open("small")
+
+
+def test_versions_that_go_while_they_are_listed_are_no_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = add(store, "small", b"abc")
+    shutil.rmtree(model.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_version_folders", lambda *_: [model.version])
+        assert store.versions("small") == [model.version]
+    shutil.rmtree(model.path.parent)
+    monkeypatch.setattr(Store, "_has_versions", lambda *_: True)
+    assert store.versions("small") == []
 
 
 @pytest.mark.parametrize("damaged", ["000-fc.safetensors", "manifest.json", "labels.json"])
