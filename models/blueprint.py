@@ -17,7 +17,7 @@ _TABLES: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
 _CONTAINERS: Final = (dict, OrderedDict, list, set)
 
-_RANDOM_FILLS: Final = frozenset(
+_FILLS: Final = frozenset(
     {
         Tensor.uniform_,
         Tensor.normal_,
@@ -56,7 +56,7 @@ class _StructureOnly(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.empty:
             return func(*args, **{**kwargs, "device": "meta"})
-        if func in _RANDOM_FILLS:
+        if func in _FILLS:
             filled = args[0] if args else kwargs.get("tensor")
             if isinstance(filled, Tensor) and filled.is_meta:
                 return filled

@@ -1,10 +1,11 @@
-"""The base of every error that `models` raises on purpose: its message is one sentence for a person.
+"""The base of every error that `models` and `bench` raise on purpose: its message is one sentence for a person.
 
 ModelError
     StoreError              models/store.py
         UnknownModel            no such model, or no such version of it
         CorruptModel            a manifest that cannot be used
     CheckpointError         models/checkpoint.py: a weights file that cannot be used
+    PretrainedError         models/pretrained.py: weights that are not published, or cannot be had
     UnknownArchitecture     models/catalog.py
 """
 

@@ -8,8 +8,6 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-FORMAT_VERSION = 1
-
 NAME_PATTERN = r"[a-z0-9][a-z0-9._-]{0,63}"
 VERSION_PATTERN = r"[0-9a-f]{12}"
 FILE_PATTERN = r"[0-9]{3}-[A-Za-z0-9._-]{1,128}\.(safetensors|pth)"
