@@ -176,7 +176,11 @@ class Service:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **settings},
             )
-        self.port = self._listening()
+        try:
+            self.port = self._listening()
+        except BaseException:
+            self.kill()
+            raise
         self.url = f"http://127.0.0.1:{self.port}"
 
     def _listening(self) -> int:
@@ -223,6 +227,11 @@ class Service:
         code: int = self.process.wait(TIMEOUT_S)
         return code
 
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
 
 @contextmanager
 def _service(store: Store, log: Path) -> Iterator[Service]:
@@ -230,9 +239,7 @@ def _service(store: Store, log: Path) -> Iterator[Service]:
     try:
         yield service
     finally:
-        if service.process.poll() is None:
-            service.process.kill()
-            service.process.wait()
+        service.kill()
 
 
 class Caller(threading.Thread):

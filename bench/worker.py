@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from handler import wire
+from models.errors import ModelError
 
 _END_S = 10.0
 
 
-class WorkerFailed(Exception):
+class WorkerFailed(ModelError):
     """The process answered with an error, or ended."""
 
 
