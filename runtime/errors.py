@@ -7,6 +7,7 @@ ServiceError                    500
     TooSlow                     408   headers or body took too long
     BodyTooLarge                413
     UnsupportedMediaType        415
+        UnsupportedCoding       415   Accept-Encoding
     QueueFull                   429   Retry-After
     HeadersTooLarge             431
     CallerLeft                  499   the caller closed the connection: in log and metrics only

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -65,9 +66,8 @@ def _listen(settings: Settings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (while")[
-            0
-        ]  # what follows says it again
+        # What the socket module says after it is said here.
+        reason, *_ = (error.strerror or str(error)).split(" (while")
         sys.exit(f"cicada: cannot listen on {settings.host} port {settings.port}: {reason}")
 
 
@@ -75,16 +75,18 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self._cause: str | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             os._exit(1)
+        self._cause = signal.Signals(sig).name
         self._service.pool.refuse_new()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         limit_s = self._service.settings.drain_s
-        logger.info("draining", extra={"limit_s": limit_s})
+        logger.info("draining", extra={"cause": self._cause, "limit_s": limit_s})
         self._service.pool.drain(limit_s)
         asyncio.get_running_loop().call_later(limit_s + CLOSING_S, self._close_stalled)
         await super().shutdown(sockets)

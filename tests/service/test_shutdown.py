@@ -79,6 +79,7 @@ def test_while_it_drains_nobody_is_taken_and_who_is_at_work_finishes(
         eventually(lambda: "cicada_in_flight 1.0" in exchange(metrics, "/metrics"))
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.events("draining"))
+        assert server.events("draining")[0]["cause"] == "SIGTERM"
         with pytest.raises(ConnectionRefusedError):
             connect(server.port)
     assert statuses == []
