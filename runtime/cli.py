@@ -30,6 +30,14 @@ Weights = Annotated[
     typer.Option("--weights", metavar="DIR", help="The weight store [env: CICADA_WEIGHTS]."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+BenchedModels = Annotated[
+    str, typer.Option(metavar="NAMES", help="Comma-separated; `paper`: the paper's ten.")
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="By default all cores.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")
+]
+Folder = Annotated[Path | None, typer.Option(help="Where stores are made, and removed again.")]
 
 DEFAULT_PRETRAINED: Final = "DEFAULT"
 
@@ -216,9 +224,7 @@ app.add_typer(bench_app, name="bench")
 
 @bench_app.command()
 def latency(
-    models: Annotated[
-        str, typer.Option(metavar="NAMES", help="Comma-separated; `paper`: the paper's ten.")
-    ] = "resnet50,vgg16,vit_b_16",
+    models: BenchedModels = "resnet50,vgg16,vit_b_16",
     strategies: Annotated[
         str, typer.Option(metavar="NAMES", help="Comma-separated; `all`: all five.")
     ] = "all",
@@ -236,13 +242,9 @@ def latency(
     http: Annotated[
         bool, typer.Option("--http", help="Through the proxy, tensors in binary.")
     ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="By default all cores.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where stores are made, and removed again.")
-    ] = None,
+    threads: Threads = None,
+    json_file: JsonFile = None,
+    folder: Folder = None,
 ) -> None:
     """Time requests of every variant, in turn round by round, beside the resident forward pass."""
     from bench import latency
@@ -267,18 +269,12 @@ def latency(
 
 @bench_app.command()
 def memory(
-    models: Annotated[
-        str, typer.Option(metavar="NAMES", help="Comma-separated; `paper`: the paper's ten.")
-    ] = "resnet50,vgg16,vit_b_16",
+    models: BenchedModels = "resnet50,vgg16,vit_b_16",
     rounds: Annotated[int, typer.Option(min=1, help="Requests of each model.")] = 7,
     handlers: Annotated[int, typer.Option(min=1, help="Handlers at work at once.")] = 2,
-    threads: Annotated[int | None, typer.Option(min=1, help="By default all cores.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where stores are made, and removed again.")
-    ] = None,
+    threads: Threads = None,
+    json_file: JsonFile = None,
+    folder: Folder = None,
 ) -> None:
     """Measure memory: a request's beside the resident forward pass's, and what handlers share."""
     from bench import latency, memory
@@ -308,12 +304,8 @@ def http(
     seconds: Annotated[float, typer.Option(min=0, help="Per row, at most.")] = 10.0,
     requests: Annotated[int, typer.Option(min=1, help="Per row, at most.")] = 2000,
     image: Annotated[Path | None, typer.Option(help="By default one is made.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where a store is made, and removed again.")
-    ] = None,
+    json_file: JsonFile = None,
+    folder: Folder = None,
 ) -> None:
     """Load a service of its own with concurrent clients: rates, latencies, and health meanwhile."""
     from bench import http
