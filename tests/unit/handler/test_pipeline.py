@@ -420,6 +420,33 @@ def test_later_layers_are_applied_while_a_file_is_delayed(
     assert [span.layer for span in timeline.spans if span.kind == "execute"] == [0, 1, 2, 3, 4]
 
 
+@each_decoupled
+def test_a_late_file_has_the_later_ones_suspended_and_the_timeline_tells(
+    pipeline: Pipeline, strategy: Strategy
+) -> None:
+    stage, timeline = Stage(), timeline_of(strategy)
+    known: Future[Run] = Future()
+
+    def until_the_next_is_held() -> None:
+        flight = known.result(DEADLINE_S)._flight
+        assert flight is not None
+        eventually(lambda: 2 in flight._scheduler.suspended, "the next file is suspended")
+
+    stage.at["chunk", 0] = until_the_next_is_held
+    at_once = Durations([0] * LAYERS)  # so each is late as soon as it is issued
+    run = pipeline.begin(layers_of(stage), strategy, at_once, timeline)
+    known.set_result(run)
+    try:
+        assert run.execute([]) == [0, 1, 2, 3, 4]
+    finally:
+        run.leave()
+
+    ends = {span.layer: span.end_ns for span in timeline.spans if span.kind == "retrieve"}
+    first = min(held for held in timeline.suspensions if held.layer == 2)
+    assert first.start_ns <= ends[0] <= first.end_ns < ends[2]
+    assert 0 not in {held.layer for held in timeline.suspensions}
+
+
 def _wait(event: threading.Event) -> None:
     assert event.wait(DEADLINE_S)
 
