@@ -272,7 +272,7 @@ class Caller(threading.Thread):
                 self._leave()
             else:
                 self._ask_well(client)
-        except httpx.HTTPError as error:
+        except Exception as error:  # noqa: BLE001 - the loop's boundary: a caller that ends is load that is missing
             self.report.unexpected[type(error).__name__] += 1
 
     def _ask_badly(self, client: httpx.Client) -> None:
