@@ -1,16 +1,28 @@
 """Making files cold: taking their pages out of the page cache."""
 
+import ctypes
+import errno
 import mmap
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 _BLOCK_BYTES: Final = 4 << 20
+_LIMIT_S: Final = 10.0
+_PAUSE_S: Final = 0.001
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 def evict(folders: Iterable[Path]) -> None:
-    """Evicts every file below the folders; they must be written back and not mapped by anyone."""
+    """Evicts every file below the folders, waiting until nobody has it mapped any more.
+
+    The kernel passes over what is mapped, and a handler lets go of its mappings after its answer was
+    sent. Raises OSError for a file that stays in the page cache.
+    """
     for folder in folders:
         for path in folder.rglob("*"):
             if path.is_file() and not path.is_symlink():
@@ -22,8 +34,29 @@ def _evict_file(path: Path) -> None:
     try:
         os.fdatasync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        deadline = time.monotonic() + _LIMIT_S
+        while _is_cached(descriptor):
+            if time.monotonic() > deadline:
+                raise OSError(errno.EBUSY, "stays in the page cache", str(path))
+            time.sleep(_PAUSE_S)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
+
+
+def _is_cached(descriptor: int) -> bool:
+    """Whether any page of an open file is in the page cache (mincore(2))."""
+    size = os.fstat(descriptor).st_size
+    if not size:
+        return False
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    protection = mmap.PROT_READ | mmap.PROT_WRITE  # ctypes wants a buffer that can be written
+    with mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, protection) as mapping:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        if _libc.mincore(address, size, pages) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+    return any(bytes(pages))
 
 
 def read_direct(paths: Iterable[Path]) -> int:
