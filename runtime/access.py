@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fastapi import Request
 
-from runtime.errors import ErrorBody, Unauthorized
+from runtime.errors import Unauthorized
 
 KEY_HEADER: Final = "X-API-Key"
 _MODEL: Final = "/v2/models/{model}"
@@ -68,12 +68,10 @@ class Access:
             raise Unauthorized("the API key is not known")
 
     def describe(self, description: dict[str, Any]) -> None:
-        """Adds the keys to an OpenAPI description."""
+        """Adds the keys to an OpenAPI description (`runtime/documentation.py`)."""
         if not self._digests:
             return
-        components = description["components"]
-        components["securitySchemes"] = _SCHEMES
-        components["schemas"].setdefault("ErrorBody", ErrorBody.model_json_schema())
+        description["components"]["securitySchemes"] = _SCHEMES
         for path, operations in description["paths"].items():
             if self.guards(path):
                 for operation in operations.values():

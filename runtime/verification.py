@@ -42,7 +42,11 @@ class Verification:
 
     async def run(self) -> None:
         """Verifies once; to be cancelled at the service's end."""
-        found = await self._inspected()
+        try:
+            found = await self._inspected()
+        except (OSError, ValueError):
+            logger.exception("not verified")
+            found = None
         if found is None:
             self._pending = "the weight files could not be verified; the log says more"
             return
