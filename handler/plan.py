@@ -5,29 +5,15 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
-import torch
-
 from handler.errors import ModelFault
 from handler.retrieval import FileLayout, TensorView
 from models import catalog
 from models.layers import Architecture, Layer
-from models.manifest import DataType, LayerEntry, Manifest
+from models.manifest import LayerEntry, Manifest
 from models.store import PreparedModel
+from models.weight_files import DATA_TYPES
 
-_DTYPES: Final[dict[DataType, torch.dtype]] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-
-
+_DTYPES: Final = {name: dtype for dtype, name in DATA_TYPES.items()}
 _CONSTRUCTION_ERRORS: Final = (AssertionError, OverflowError, RuntimeError, TypeError, ValueError)
 """What torchvision's constructors raise for sizes that they cannot be built for."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.layers import TensorPlace
 from models.manifest import ALIGNMENT, DataType, TensorEntry, WeightFormat
 
-_DATA_TYPES: Final[dict[torch.dtype, DataType]] = {
+DATA_TYPES: Final[dict[torch.dtype, DataType]] = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -135,7 +135,7 @@ def _safetensors_header(places: Sequence[TensorPlace]) -> tuple[bytes, list[int]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for number, (place, size) in enumerate(zip(places, sizes, strict=True)):
-        header[place.key] = _described(_DATA_TYPES[place.dtype], place.shape, position, size)
+        header[place.key] = _described(DATA_TYPES[place.dtype], place.shape, position, size)
         position += size
         if filler := _filler(size):
             header[f"__pad.{number}"] = _described("U8", (filler,), position, filler)
@@ -193,7 +193,7 @@ def _checked(place: TensorPlace, tensor: Tensor) -> Tensor:
 def _entry(place: TensorPlace, offset: int) -> TensorEntry:
     return TensorEntry(
         name=place.key,
-        dtype=_DATA_TYPES[place.dtype],
+        dtype=DATA_TYPES[place.dtype],
         shape=place.shape,
         offset=offset,
         parameter=place.parameter,
