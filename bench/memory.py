@@ -164,6 +164,8 @@ def _most_copied(served: Sequence[ServedVariant], value: bytes, folder: Path, ro
             while not all(future.done() for future in running):
                 copied = sum(own_weight_bytes(one.worker.pid, folder) for one in served)
                 most = max(most, copied)
+            for future in running:
+                future.result()  # raises what went wrong
     return most
 
 

@@ -168,13 +168,18 @@ class Service:
             "HOST": "127.0.0.1",
             "PORT": "0",
         }
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("CICADA_", "OTEL_"))
+        }
         self._log = log
         with log.open("wb") as output:
             self.process = psutil.Popen(
                 [sys.executable, "-m", "runtime.cli", "serve"],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **settings},
+                env={**inherited, **settings},
             )
         try:
             self.port = self._listening()
@@ -187,8 +192,8 @@ class Service:
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline and self.process.poll() is None:
             for line in self._log.read_text().splitlines():
-                event = json.loads(line)
-                if event["event"] == "listening":
+                event = json.loads(line) if line.endswith("}") else {}  # it may be half written
+                if event.get("event") == "listening":
                     port: int = event["port"]
                     return port
             time.sleep(0.05)
