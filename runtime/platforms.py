@@ -15,6 +15,7 @@ from runtime.descriptions import (
     StrategyHeader,
     Top,
 )
+from runtime.output_tensors import DEFAULT_TOP
 from runtime.protocol import InferenceResponse, Live, Ready
 from runtime.service import service_of
 
@@ -32,7 +33,7 @@ _CONTENT: Final = {**IMAGE_CONTENT, **open_inference.REQUEST_CONTENT}
 )
 async def invoke_default(
     request: Request,
-    top: Top = 5,
+    top: Top = DEFAULT_TOP,
     strategy: StrategyHeader = None,
     header_length: open_inference.HeaderLength = None,
 ) -> Response:

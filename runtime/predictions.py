@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from runtime import bodies
 from runtime.descriptions import IMAGE_BODY, INFERENCE, ModelName, StrategyHeader, Top
 from runtime.frames import Label
+from runtime.output_tensors import DEFAULT_TOP
 from runtime.service import service_of
 
 router = APIRouter(tags=["predictions"])
@@ -31,7 +32,7 @@ class Prediction(BaseModel):
     summary="An image's most probable labels",
 )
 async def predict_image(
-    request: Request, model: ModelName, top: Top = 5, strategy: StrategyHeader = None
+    request: Request, model: ModelName, top: Top = DEFAULT_TOP, strategy: StrategyHeader = None
 ) -> Response:
     return await predict(request, model, top=top, strategy=strategy)
 
