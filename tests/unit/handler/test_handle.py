@@ -664,6 +664,30 @@ def test_a_request_whose_caller_has_gone_stops_early_and_is_answered_499(
     assert torch.equal(logits(ask(handler, image, strategy=strategy)), expected)
 
 
+def _too_much_of_torch() -> Tensor:
+    return torch.empty(1 << 50)
+
+
+def _too_much_of_python() -> bytearray:
+    return bytearray(1 << 60)
+
+
+@pytest.mark.parametrize("take", [_too_much_of_torch, _too_much_of_python])
+def test_a_request_that_finds_no_memory_is_answered_503(
+    handler: RequestHandler,
+    image: Tensor,
+    expected: Tensor,
+    take: Callable[[], object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerStep, "execute", lambda *_: take())
+        error, _ = ask(handler, image)
+    assert (error["type"], error["status"]) == ("error", 503)
+    assert error["message"] == "the handler found no memory for the request"
+    assert torch.equal(logits(ask(handler, image)), expected)
+
+
 @each_strategy
 def test_a_request_cancelled_before_it_began_executes_nothing(
     handler: RequestHandler, image: Tensor, strategy: str, monkeypatch: pytest.MonkeyPatch

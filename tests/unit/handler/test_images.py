@@ -19,6 +19,7 @@ from handler import images
 from handler.errors import InvalidInput
 from models import pretrained
 from models.manifest import InputSpec
+from runtime.settings import Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as the handler process does
 
@@ -492,6 +493,10 @@ def test_what_follows_an_image_makes_it_nothing_else() -> None:
     body = encoded(picture(), "JPEG")
     polyglot = body + b"PK\x03\x04" + b"<script>alert(1)</script>"
     assert torch.equal(images.decode(polyglot, SPEC), images.decode(body, SPEC))
+
+
+def test_the_default_limit_is_the_settings() -> None:
+    assert Settings.model_fields["max_pixels"].default == images.MAX_PIXELS
 
 
 @pytest.fixture
