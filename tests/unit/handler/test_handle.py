@@ -425,14 +425,13 @@ def test_a_damaged_model_gets_one_sentence_that_names_the_file(
 
 
 @pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("damaged", ["pth"], indirect=True)
 @each_strategy
 def test_a_file_of_rubbish_of_the_right_size_is_named(
     damaged: tuple[RequestHandler, PreparedModel], strategy: str, image: Tensor
 ) -> None:
     """A `pth` file: what bytes a mapped file holds is for `verify`, each value is a valid one."""
     handler, model = damaged
-    if model.manifest.weight_format != "pth":
-        return
     path = model.path / str(model.manifest.layers[DAMAGED].file)
     path.write_bytes(b"\xff" * path.stat().st_size)
     before = Left()
