@@ -284,4 +284,5 @@ def _model_ready(request: Request, name: str, version: str | None = None) -> Jso
     service = service_of(request)
     model = service.model(name, version)
     service.require_ready()
+    service.require_sound(model)
     return Json({"name": model.name, "ready": True})

@@ -55,6 +55,11 @@ class Service:
         if reason is not None:
             raise Unavailable(reason)
 
+    def require_sound(self, model: PreparedModel) -> None:
+        """Raises Unavailable or Fault where models are verified first and this one is not, or is damaged."""
+        if self._verification is not None:
+            self._verification.require_sound(model)
+
     def inference(self, request: Request, name: str, version: str | None = None) -> PreparedModel:
         """The model that an inference request names, noted in its record; raises as `model` does."""
         record: Record = request.state.record
@@ -62,8 +67,7 @@ class Service:
         model = self.model(name, version)
         record.model = model.name
         record.version = model.version
-        if self._verification is not None:
-            self._verification.require_sound(model)
+        self.require_sound(model)
         return model
 
     def model(self, name: str, version: str | None = None) -> PreparedModel:

@@ -254,6 +254,8 @@ def test_verifying_first_finds_damage_that_keeps_the_size_and_serves_the_rest(
     assert "being verified" in early.json()["error"]
     careful.wait_until_ready()
     assert careful.client.post("/predictions/sound", content=image).status_code == 200
+    assert careful.client.get("/v2/models/sound/ready").status_code == 200
+    assert careful.client.get("/v2/models/rotten/ready").status_code == 500
     answer = careful.client.post("/predictions/rotten", content=image)
     assert answer.status_code == 500
     assert answer.json()["error"].startswith(f"model 'rotten': {CONV}: has sha256 ")
