@@ -17,6 +17,7 @@ from runtime.errors import BadInput, brief
 from runtime.protocol import INPUT, InferenceRequest, RequestInput
 
 _FP32_BYTES: Final = 4
+_SIZES: Final = 1 << 31
 _ELEMENT_BYTES: Final = {"FP32": 4, "FP64": 8, "FP16": 2, "BF16": 2, "UINT8": 1}
 _ONLY_BINARY: Final = ("FP16", "BF16")
 """JSON has no agreed form of them (the protocol's "Tensor Data")."""
@@ -88,8 +89,17 @@ def decode(
     if part is None and tensor.data is None:
         raise BadInput(f"input {INPUT!r} has neither data nor {binary_tensors.SIZE}")
     given = _Given(tensor, part, spec)
+    _check_sizes(given)
     _check_batch(given, limit)
     return decoder(given)
+
+
+def _check_sizes(given: _Given) -> None:
+    """Python computes with larger ones, but refuses to print a product of more than 4300 digits."""
+    if any(size >= _SIZES for size in given.shape):
+        raise BadInput(
+            f"input {INPUT!r} has shape {brief(given.shape)}, expected sizes below {_SIZES}"
+        )
 
 
 def _check_batch(given: _Given, limit: int) -> None:

@@ -122,6 +122,8 @@ def test_one_image_is_not_copied() -> None:
         (SHAPE, "fp32", [0] * 12, "has datatype 'fp32'"),
         (SHAPE, "FP32", None, "has neither data nor binary_data_size"),
         ([], "FP32", [], "has shape [], expected [n, 3, 2, 2] of FP32 with n from 1"),
+        ([10**4298, 3, 2, 2], "FP32", [], "expected sizes below 2147483648"),
+        ([1, 10**4000, 10**4000, 3], "UINT8", [], "expected sizes below 2147483648"),
         ([1, 2, 2, 3], "FP32", [0] * 12, "has shape [1, 2, 2, 3], expected [n, 3, 2, 2]"),
         ([0, 3, 2, 2], "FP64", [], "expected [n, 3, 2, 2] of FP64"),
         ([-1, 3, 2, 2], "FP32", [], "expected [n, 3, 2, 2]"),
