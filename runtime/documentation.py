@@ -28,8 +28,8 @@ Image classification that builds, loads and runs the model for each request.
 
 Every answer carries `X-Request-ID`; `HEAD` is answered wherever `GET` is; a method that a path has not is answered
 with 405 and `Allow`, an unknown path with 404, both as `{"error": "one sentence"}` like every other error. On any path
-what is no valid HTTP/1.1 is answered with 400, headers that come too slowly with 408, too large ones with 431. To pages of
-the origins that the service names, answers carry CORS headers and `Timing-Allow-Origin`."""
+what is no valid HTTP/1.1 is answered with 400, headers that come too slowly with 408, too large ones with 431. To pages
+of the origins that the service names, answers carry CORS headers and `Timing-Allow-Origin`."""
 
 _ASSETS: Final = Path(__file__).with_name("swagger_ui")
 _MEDIA_TYPES: Final = {
