@@ -21,12 +21,13 @@ from rich.table import Table
 from bench import checkpoints, environment
 from bench.latency import RESIDENT, ServedVariant, StandIn, random_input, stand_in
 from bench.worker import Worker
+from handler import unit
 from models import preparation
 from models.store import Store
 
 _SEED: Final = 0
 _SAMPLE_S: Final = 0.0005
-_SETTLE_S: Final = 0.1
+_REST_S: Final = 3 * unit.REST_S
 _MB: Final = 1e6
 
 
@@ -151,7 +152,7 @@ def _rise(variant: StandIn | ServedVariant, value: bytes, rounds: int) -> tuple[
         with PeakSampler(variant.worker.pid) as sampler:
             variant.run(value)
         peaks.append((sampler.peak - before) / _MB)
-        time.sleep(_SETTLE_S)  # what belonged to the request is let go after its answer
+    time.sleep(_REST_S)  # what the requests left free is given back when the handler rests
     return statistics.median(peaks), (anonymous_bytes(process) - before) / _MB
 
 

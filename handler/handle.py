@@ -72,7 +72,11 @@ class RequestHandler:
         self._plans = Plans()
         self._durations = DurationRecords()
         self._max_pixels = max_pixels
-        self._trim = Trimmer()
+        self._trimmer = Trimmer()
+
+    def rest(self) -> None:
+        """No request has come for a while: what the last ones left free goes back to the system."""
+        self._trimmer.at_rest()
 
     @contextmanager
     def handling(
@@ -100,7 +104,7 @@ class RequestHandler:
             yield answer
         finally:
             release()
-            self._trim()
+            self._trimmer.after_request()
 
     def _answer(
         self,

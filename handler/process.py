@@ -38,7 +38,9 @@ class HandlerProcess:
         self._connection = connection
         self._handler = handler
         self._threads = threads
-        self._compute = UnitThread("compute", on_start=_start_openmp_team)
+        self._compute = UnitThread(
+            "compute", on_start=_start_openmp_team, on_rest=handler.rest
+        )
         self._id: str | None = None
         self._cancellation = Cancellation()
 

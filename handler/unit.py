@@ -2,7 +2,10 @@
 
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from typing import Final
+
+REST_S: Final = 0.5
 
 
 class Task:
@@ -36,11 +39,15 @@ class UnitThread:
     70 ms for ResNet-50.
 
     on_start: runs first on the thread itself.
+    on_rest: runs on it when it has had nothing to do for REST_S; once, until there was a task again.
     """
 
-    def __init__(self, name: str, *, on_start: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, *, on_start: Callable[[], None], on_rest: Callable[[], None] | None = None
+    ) -> None:
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._on_start = on_start
+        self._on_rest = on_rest
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -57,6 +64,16 @@ class UnitThread:
 
     def _run(self) -> None:
         self._on_start()
-        while (task := self._tasks.get()) is not None:
+        task = self._tasks.get()
+        while task is not None:
             task.run()
             del task
+            task = self._next()
+
+    def _next(self) -> Task | None:
+        if self._on_rest is not None:
+            try:
+                return self._tasks.get(timeout=REST_S)
+            except Empty:
+                self._on_rest()
+        return self._tasks.get()
