@@ -70,6 +70,8 @@ class Row:
     median_ms: float
     p95_ms: float
     ratio_to_resident: float
+    ratio_to_cold_floor: float | None
+    """The ratio to the longer of the resident forward and reading the files past the page cache."""
     http_overhead_ms: float | None
     """Median of the proxy's `total` less the pipeline; None where no proxy was asked."""
 
@@ -320,6 +322,7 @@ def random_input() -> bytes:
 
 def _rows(model: str, options: Options, samples: Sequence[Samples]) -> Iterator[Row]:
     resident = samples[0].times
+    direct = next((s.times for s in samples if s.variant.name == DIRECT_READ), None)
     for sample in samples:
         ratios = [mine / floor for mine, floor in zip(sample.times, resident, strict=True)]
         yield Row(
@@ -332,8 +335,14 @@ def _rows(model: str, options: Options, samples: Sequence[Samples]) -> Iterator[
             median_ms=statistics.median(sample.times),
             p95_ms=float(np.percentile(sample.times, 95)),
             ratio_to_resident=statistics.median(ratios),
+            ratio_to_cold_floor=None if direct is None else _over_both(sample, resident, direct),
             http_overhead_ms=_http_overhead(sample),
         )
+
+
+def _over_both(sample: Samples, resident: Sequence[float], direct: Sequence[float]) -> float:
+    rounds = zip(sample.times, resident, direct, strict=True)
+    return statistics.median(mine / max(floors) for mine, *floors in rounds)
 
 
 def _http_overhead(sample: Samples) -> float | None:
@@ -345,6 +354,9 @@ def _http_overhead(sample: Samples) -> float | None:
 def table(rows: Sequence[Row]) -> Table:
     """The rows as they are printed, with the geometric mean of each variant's ratios."""
     printed = Table("model", "variant", "format", "n", "median ms", "p95 ms", "x resident")
+    cold = any(row.ratio_to_cold_floor is not None for row in rows)
+    if cold:
+        printed.add_column("x cold floor")
     through_proxy = any(row.http_overhead_ms is not None for row in rows)
     if through_proxy:
         printed.add_column("total - pipeline ms")
@@ -359,6 +371,7 @@ def table(rows: Sequence[Row]) -> Table:
             f"{row.median_ms:.1f}",
             f"{row.p95_ms:.1f}",
             f"{row.ratio_to_resident:.3f}",
+            *([_optional(row.ratio_to_cold_floor)] if cold else []),
             *([_optional(row.http_overhead_ms)] if through_proxy else []),
         )
     if len({row.model for row in rows}) > 1:
@@ -370,8 +383,8 @@ def table(rows: Sequence[Row]) -> Table:
     return printed
 
 
-def _optional(milliseconds: float | None) -> str:
-    return "" if milliseconds is None else f"{milliseconds:.2f}"
+def _optional(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.2f}"
 
 
 def geometric_means(rows: Sequence[Row]) -> dict[tuple[str, str | None], float]:

@@ -61,9 +61,14 @@ class Flight:
         with self._changed:
             self._decide(self._scheduler.applied(layer))
 
+    @property
+    def bounded(self) -> bool:
+        """Whether retrieval waits for execution: `executed` must be told then."""
+        return self._ahead_bytes is not None
+
     def executed(self, layer: int) -> None:
-        """The layer's weights are no longer needed."""
-        if self._ahead_bytes is None or layer not in self._retrievals:
+        """The layer's weights have been let go."""
+        if layer not in self._retrievals:
             return
         with self._changed:
             self._ahead -= self._retrievals[layer].bytes

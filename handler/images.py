@@ -95,7 +95,7 @@ def _decoding(encoded: bytearray, max_pixels: int) -> Iterator[None]:
     """What Pillow says of a broken file, as InvalidInput: its decoders raise whatever they trip over."""
     try:
         yield
-    except InvalidInput:
+    except (InvalidInput, MemoryError):
         raise
     except UnidentifiedImageError as error:
         raise InvalidInput(_no_image(encoded)) from error
@@ -103,7 +103,7 @@ def _decoding(encoded: bytearray, max_pixels: int) -> Iterator[None]:
         raise InvalidInput(
             f"the image has more pixels than the {max_pixels} that CICADA_MAX_PIXELS allows"
         ) from error
-    except Exception as error:  # KeyError and MemoryError included
+    except Exception as error:  # KeyError included
         raise InvalidInput(f"the image cannot be decoded: {_reason(error)}") from error
 
 

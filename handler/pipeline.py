@@ -36,6 +36,9 @@ class Step(Protocol):
 
     def execute(self, value: Any) -> Any: ...
 
+    def release(self) -> None:
+        """Lets go of its modules and weights."""
+
 
 class Cancelled(Exception):
     """The caller has gone."""
@@ -211,7 +214,9 @@ class Run:
             start = now_ns()
             value = step.execute(value)
             self._timeline.record(index, "execute", start, now_ns())
-            if self._flight is not None:
+            if self._flight is not None and self._flight.bounded:
+                # Taking mappings down costs milliseconds: elsewhere it waits until the answer was sent.
+                step.release()
                 self._flight.executed(index)
         return value
 

@@ -25,8 +25,9 @@ _PR_SET_PDEATHSIG: Final = 1
 _OOM_SCORE: Final = 500
 _MOST_OOM_SCORE: Final = 1000
 _RETRIEVALS: Final = 2
+_SMALL_MEMORY: Final = 4 << 30
 _AHEAD_SHARE: Final = 4
-"""At most a quarter of the memory limit may be retrieved ahead of execution."""
+"""With less than 4 GiB, at most a quarter of it may be retrieved ahead of execution."""
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +39,7 @@ class HandlerProcess:
         self._connection = connection
         self._handler = handler
         self._threads = threads
-        self._compute = UnitThread(
-            "compute", on_start=_start_openmp_team, on_rest=handler.rest
-        )
+        self._compute = UnitThread("compute", on_start=_start_openmp_team, on_rest=handler.rest)
         self._id: str | None = None
         self._cancellation = Cancellation()
 
@@ -113,6 +112,10 @@ def _go_before_the_proxy() -> None:
         log.warning("oom_score_adj cannot be raised: %s", error)
 
 
+def _ahead_bytes(memory_limit: int) -> int | None:
+    return memory_limit // _AHEAD_SHARE if 0 < memory_limit < _SMALL_MEMORY else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m handler.process")
     parser.add_argument("--socket-fd", type=int, required=True)
@@ -131,8 +134,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     stay_single_threaded()
     connection = socket.socket(fileno=arguments.socket_fd)
-    ahead_bytes = arguments.memory_limit // _AHEAD_SHARE or None
-    pipeline = Pipeline(retrievals=_RETRIEVALS, ahead_bytes=ahead_bytes)
+    pipeline = Pipeline(retrievals=_RETRIEVALS, ahead_bytes=_ahead_bytes(arguments.memory_limit))
     handler = RequestHandler(Store(arguments.weights), pipeline, arguments.max_pixels)
     try:
         HandlerProcess(connection, handler, arguments.threads).serve()

@@ -13,7 +13,10 @@ _ADAPTATION: Final = 0.25
 
 
 class Durations:
-    """Recorded durations D_L and D_W of one model's layers, nanoseconds, adapting request by request."""
+    """Recorded durations D_L and D_W of one model's layers, nanoseconds, adapting request by request.
+
+    Algorithm 1 decides by D_W alone; D_L is recorded with it, as the paper has it.
+    """
 
     __slots__ = ("_construction", "_retrieval")
 

@@ -166,6 +166,9 @@ class LayerStep:
     def execute(self, value: Tensor) -> Tensor:
         return self.built.execute(value)
 
+    def release(self) -> None:
+        self._built = None
+
 
 def steps(
     model: PreparedModel, plan: Plan, files: OpenFiles, strategy: Strategy

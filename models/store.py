@@ -141,7 +141,7 @@ class Store:
     def writer(self, name: str) -> Iterator["Writer"]:
         """For preparing a version of `name`: write its files below the writer's `path`, then `publish`.
 
-        Whatever happens before `publish` returns leaves the store as it was. What a killed preparation
+        What fails before the model's link is replaced leaves the store as it was. What a killed preparation
         left is removed here. Raises StoreError for a name that is none, or that something else occupies.
         """
         self.check_name(name)

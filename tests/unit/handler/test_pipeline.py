@@ -112,6 +112,9 @@ class FakeStep:
         self._stage.reach("execute", self._layer)
         return [*value, self._layer]
 
+    def release(self) -> None:
+        self._stage.log.append(("release", self._layer))
+
 
 @pytest.fixture(scope="module")
 def pipeline() -> Iterator[Pipeline]:
@@ -144,6 +147,21 @@ def begun(
 
 def layers_of(stage: Stage) -> list[FakeStep]:
     return [FakeStep(stage, layer) for layer in range(LAYERS)]
+
+
+@pytest.mark.parametrize("ahead_bytes", [None, 1])
+def test_a_layer_is_let_go_once_executed_where_memory_is_small(ahead_bytes: int | None) -> None:
+    pipeline = Pipeline(retrievals=2, ahead_bytes=ahead_bytes)
+    stage = Stage()
+    try:
+        with begun(pipeline, layers_of(stage), STRATEGIES["cicada"]) as run:
+            assert run.execute([]) == [0, 1, 2, 3, 4]
+    finally:
+        pipeline.close()
+    released = [layer for step, layer in stage.log if step == "release"]
+    assert released == ([] if ahead_bytes is None else [0, 1, 2, 3, 4])
+    for layer in released:
+        assert stage.log.index(("release", layer)) > stage.log.index(("execute", layer))
 
 
 @each_strategy
@@ -465,6 +483,7 @@ class DelayedStep:
         self.initialize = step.initialize
         self.held_bytes = step.held_bytes
         self.execute = step.execute
+        self.release = step.release
 
     def retrieval(self) -> "DelayedFile":
         return DelayedFile(self._step.retrieval(), self._there)

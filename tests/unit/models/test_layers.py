@@ -13,7 +13,7 @@ from models.layers import Architecture, BuiltLayer
 from models.random_weights import RandomWeights
 
 CLASSES = 10
-FAMILIES = {"resnet18": 96, "vgg11": 64, "vit_b_32": 224}
+FAMILIES = {"resnet18": 96, "resnext50_32x4d": 64, "vgg11": 64, "vgg11_bn": 64, "vit_b_32": 224}
 """A small model of each family and the side of an image for it."""
 SAMPLE = 200_000
 """So many elements of a parameter are looked at: enough for a per cent."""
