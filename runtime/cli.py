@@ -206,6 +206,9 @@ def invoke(
     strategy: Annotated[str | None, typer.Option(help="By default the service's.")] = None,
     url: Annotated[str | None, typer.Option(help="The service [http://127.0.0.1:PORT].")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many labels.")] = 5,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="One of the service's CICADA_API_KEYS.")
+    ] = None,
     timeline: Annotated[
         bool, typer.Option("--timeline", help="Also draw the request's timeline.")
     ] = False,
@@ -213,7 +216,15 @@ def invoke(
     """Send an image to a running service; print its labels and where the time went."""
     from runtime.invocation import invoke as run
 
-    run(image, model=model, strategy=strategy, url=url, top=top, timeline=timeline)
+    run(
+        image,
+        model=model,
+        strategy=strategy,
+        url=url,
+        top=top,
+        api_key=api_key,
+        timeline=timeline,
+    )
 
 
 bench_app = typer.Typer(

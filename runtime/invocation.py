@@ -28,6 +28,7 @@ def invoke(
     strategy: str | None,
     url: str | None,
     top: int,
+    api_key: str | None = None,
     timeline: bool = False,
 ) -> None:
     """Prints the answer's labels and timing headers as tables; exits with 1 and a sentence on failure.
@@ -36,8 +37,9 @@ def invoke(
     """
     try:
         service = (url or _local_url()).rstrip("/")
-        response = _post(image, model, strategy, service, top)
-        drawn = _timeline(service, response.headers["X-Request-ID"]) if timeline else None
+        known = {} if api_key is None else {"X-API-Key": api_key}
+        response = _post(image, model, strategy, service, top, known)
+        drawn = _timeline(service, response.headers["X-Request-ID"], known) if timeline else None
     except _InvocationError as error:
         sys.exit(f"cicada: {error}")
     console = Console()
@@ -59,10 +61,15 @@ def _local_url() -> str:
 
 
 def _post(
-    image: Path, model: str | None, strategy: str | None, url: str, top: int
+    image: Path,
+    model: str | None,
+    strategy: str | None,
+    url: str,
+    top: int,
+    known: Mapping[str, str],
 ) -> httpx.Response:
     path = "/invocations" if model is None else f"/predictions/{quote(model, safe='')}"
-    headers = {"Content-Type": "application/octet-stream"}
+    headers = {"Content-Type": "application/octet-stream", **known}
     if strategy is not None:
         headers["Cicada-Strategy"] = strategy
     try:
@@ -82,9 +89,9 @@ def _post(
     return response
 
 
-def _timeline(url: str, request_id: str) -> dict[str, Any]:
+def _timeline(url: str, request_id: str, known: Mapping[str, str]) -> dict[str, Any]:
     try:
-        response = httpx.get(f"{url}/requests/{request_id}", timeout=_CONNECT_S)
+        response = httpx.get(f"{url}/requests/{request_id}", headers=known, timeout=_CONNECT_S)
     except httpx.HTTPError as error:
         raise _InvocationError(f"{url} does not answer: {error}") from None
     if not response.is_success:

@@ -1,6 +1,8 @@
 """API keys: what needs one, what does not, and that a key is seen nowhere."""
 
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,34 +12,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from models.manifest import InputSpec, LayerEntry, Manifest
-from models.store import Store
 from runtime import access
 from runtime.app import create_app
 from runtime.settings import Settings, SettingsError
 
 KEYS = ("first-key-of-ours", "second!key_of-ours")
 INFERENCE = ("/predictions/tiny", "/v2/models/tiny/infer", "/invocations")
-
-
-@pytest.fixture
-def tiny_weights(tmp_path: Path) -> Path:
-    layer = LayerEntry(index=0, name="relu", file=None, bytes=0, sha256=None, parameters=())
-    manifest = Manifest(
-        format_version=1,
-        architecture="tiny",
-        image_size=2,
-        granularity="block",
-        weight_format="safetensors",
-        classes=3,
-        input=InputSpec(resize=2, crop=2, mean=(0, 0, 0), std=(1, 1, 1), interpolation="bilinear"),
-        labels=None,
-        source="random:0",
-        layers=(layer,),
-    )
-    with Store(tmp_path / "weights").writer("tiny") as writer:
-        writer.publish(manifest)
-    return tmp_path / "weights"
 
 
 @pytest.fixture
@@ -185,3 +165,23 @@ def test_a_key_is_in_no_log_no_answer_and_no_handler(
     assert not [text for text in texts if any(key in text for key in KEYS)]
     assert "CICADA_THREADS=1" in environment
     assert "CICADA_API_KEYS" not in os.environ
+
+
+def test_the_command_shows_the_key_that_it_is_given(
+    serve_stubs: Callable[..., Any], photo: Path
+) -> None:
+    server = serve_stubs(CICADA_API_KEYS=KEYS[0])
+    command = [sys.executable, "-m", "runtime.cli", "invoke", str(photo), "--model", "tiny"]
+    for given, code, said in (
+        ((), 1, "expected an API key"),
+        (("--api-key", "another-key"), 1, "the API key is not known"),
+        (("--api-key", KEYS[0], "--timeline"), 0, ""),
+    ):
+        run = subprocess.run(
+            [*command, "--url", server.url, *given],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (run.returncode, said in run.stderr) == (code, True), run.stderr
