@@ -27,7 +27,7 @@ from models.store import Store
 
 _SEED: Final = 0
 _SAMPLE_S: Final = 0.0005
-_REST_S: Final = 3 * unit.REST_S
+_REST_S: Final = 1.5 * unit.REST_S
 _MB: Final = 1e6
 
 

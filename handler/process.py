@@ -25,6 +25,9 @@ _PR_SET_PDEATHSIG: Final = 1
 _OOM_SCORE: Final = 500
 _MOST_OOM_SCORE: Final = 1000
 _RETRIEVALS: Final = 2
+_SWITCH_S: Final = 0.001
+"""How long a unit may keep the interpreter from another: by default 5 ms, which the compute unit would
+wait for its first layer while all others are constructed (ResNet-152: 1.06 of resident, now 1.04)."""
 _SMALL_MEMORY: Final = 4 << 30
 _AHEAD_SHARE: Final = 4
 """With less than 4 GiB, at most a quarter of it may be retrieved ahead of execution."""
@@ -130,7 +133,8 @@ def main() -> None:
     images.keep_quiet()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the proxy ends us
 
-    memory.share_one_arena()
+    sys.setswitchinterval(_SWITCH_S)
+    memory.configure_allocator()
     torch.set_num_threads(arguments.threads)
     stay_single_threaded()
     connection = socket.socket(fileno=arguments.socket_fd)

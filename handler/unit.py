@@ -5,7 +5,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
 
-REST_S: Final = 0.5
+REST_S: Final = 5.0
 
 
 class Task:
@@ -39,15 +39,21 @@ class UnitThread:
     70 ms for ResNet-50.
 
     on_start: runs first on the thread itself.
-    on_rest: runs on it when it has had nothing to do for REST_S; once, until there was a task again.
+    on_rest: runs on it when it has had nothing to do for `rest_s`; once, until there was a task again.
     """
 
     def __init__(
-        self, name: str, *, on_start: Callable[[], None], on_rest: Callable[[], None] | None = None
+        self,
+        name: str,
+        *,
+        on_start: Callable[[], None],
+        on_rest: Callable[[], None] | None = None,
+        rest_s: float = REST_S,
     ) -> None:
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._on_start = on_start
         self._on_rest = on_rest
+        self._rest_s = rest_s
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -73,7 +79,7 @@ class UnitThread:
     def _next(self) -> Task | None:
         if self._on_rest is not None:
             try:
-                return self._tasks.get(timeout=REST_S)
+                return self._tasks.get(timeout=self._rest_s)
             except Empty:
                 self._on_rest()
         return self._tasks.get()

@@ -4,7 +4,6 @@ import functools
 import threading
 import weakref
 
-from handler import unit
 from handler.unit import UnitThread
 
 
@@ -70,11 +69,11 @@ def test_what_a_task_worked_on_is_let_go_when_it_has_run() -> None:
 
 def test_a_thread_rests_once_it_had_nothing_to_do_and_not_before_its_first_task() -> None:
     rested = threading.Semaphore(0)
-    thread = UnitThread("unit", on_start=lambda: None, on_rest=rested.release)
+    thread = UnitThread("unit", on_start=lambda: None, on_rest=rested.release, rest_s=0.05)
     try:
         thread.submit(lambda: None).join()
         assert rested.acquire(timeout=10)
-        assert not rested.acquire(timeout=3 * unit.REST_S), "once"
+        assert not rested.acquire(timeout=0.3), "once"
         thread.submit(lambda: None).join()
         assert rested.acquire(timeout=10)
     finally:
