@@ -18,6 +18,7 @@ from runtime import (
     platforms,
     predictions,
     requests,
+    uploads,
 )
 from runtime.access import Access
 from runtime.metrics import Metrics
@@ -25,6 +26,7 @@ from runtime.pool import Pool
 from runtime.service import Service
 from runtime.settings import Settings, SettingsError, variable
 from runtime.sharing import SharingMiddleware
+from runtime.uploads import Uploads
 from runtime.visit import LastResortMiddleware, VisitMiddleware
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ def create_app(settings: Settings, *, command: Sequence[str] | None = None) -> F
         health=settings.keys_for_health,
         metrics=settings.keys_for_metrics,
     )
-    service = Service(settings, Store(settings.weights), pool, counts)
+    bodies = Uploads(uploads.limit(settings, has.memory_bytes))
+    service = Service(settings, Store(settings.weights), pool, counts, bodies)
     app = FastAPI(
         title="Cicada",
         description=documentation.DESCRIPTION,
@@ -82,7 +85,8 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(TracingMiddleware, tracing=app.state.tracing)
     if settings.cors_origins is not None:
         app.add_middleware(SharingMiddleware, origins=settings.cors_origins)
-    app.add_middleware(VisitMiddleware, finish=app.state.service.finish)
+    service: Service = app.state.service
+    app.add_middleware(VisitMiddleware, finish=service.finish, leave=service.uploads.release)
 
 
 def _tracing(settings: Settings) -> "Tracing | None":

@@ -22,7 +22,7 @@ async def read(request: Request, limit: int) -> bytes:
     """The whole body, inflated, and the time of its end in the record.
 
     Raises BodyTooLarge at `limit` bytes, before or after inflating; TooSlow, UnsupportedCoding, BadInput,
-    CallerLeft.
+    CallerLeft; BodiesFull where those of all requests together take too much.
     """
     pieces: list[bytes] = []
     await _receive(request, limit, pieces.append)
@@ -63,6 +63,8 @@ async def _receive(request: Request, limit: int, take: Callable[[bytes], None]) 
     decoding = codings.decoding(request.headers)
     _check_declared(request.headers, limit)
     received = inflated = 0
+    uploads = service_of(request).uploads
+    record: Record = request.state.record
     async with _in_time(request):
         async for chunk in request.stream():
             received += len(chunk)
@@ -70,6 +72,7 @@ async def _receive(request: Request, limit: int, take: Callable[[bytes], None]) 
                 inflated += len(piece)
                 if max(received, inflated) > limit:
                     raise BodyTooLarge(f"the body is over the limit of {limit} bytes")
+                uploads.hold(record, len(piece))
                 take(piece)
                 if number:  # a little input may inflate to much: others get their turn
                     await asyncio.sleep(0)

@@ -123,6 +123,14 @@ class Unavailable(_TryAgain):
     status = 503
 
 
+class BodiesFull(Unavailable):
+    """What is left of the body is not read."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {**super().headers, "Connection": "close"}
+
+
 class OverTime(ServiceError):
     status = 504
 

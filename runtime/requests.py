@@ -42,6 +42,8 @@ class Record:
     status: int | None = None
     error: str | None = None
     timeline: Timeline | None = None
+    body_bytes: int = 0
+    """What the request's body takes at this moment."""
     retrieved_bytes: int = 0
 
     @property

@@ -17,14 +17,18 @@ from runtime.metrics import Metrics
 from runtime.pool import Answer, Job, Pool
 from runtime.requests import Record, Records
 from runtime.settings import Settings
+from runtime.uploads import Uploads
 from runtime.verification import Verification
 
 _T = TypeVar("_T")
 
 
 class Service:
-    def __init__(self, settings: Settings, store: Store, pool: Pool, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, pool: Pool, metrics: Metrics, uploads: Uploads
+    ) -> None:
         self.settings = settings
+        self.uploads = uploads
         self.store = store
         self.pool = pool
         self.metrics = metrics

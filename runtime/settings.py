@@ -79,6 +79,7 @@ class Settings(BaseSettings):
     queue: int = Field(default=64, ge=0, le=65536)
     timeout_s: float = Field(default=60.0, gt=0, le=86400, allow_inf_nan=False)
     max_body_bytes: int = Field(default=32 << 20, ge=1, le=4 << 30)
+    bodies_bytes: int | None = Field(default=None, ge=1)
     max_pixels: int = Field(default=50_000_000, ge=1, le=MOST_PIXELS)
     header_timeout_s: float = Field(default=10.0, gt=0, le=3600, allow_inf_nan=False)
     body_timeout_s: float = Field(default=60.0, gt=0, le=3600, allow_inf_nan=False)

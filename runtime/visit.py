@@ -17,18 +17,23 @@ from runtime.requests import Record
 logger = logging.getLogger("cicada.request")
 
 ID_HEADER: Final = "X-Request-ID"
+_UNAUTHORIZED: Final = 401
 _VALID_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 
 
 class VisitMiddleware:
-    """Gives every request a Record (`request.state.record`) and hands it to `finish` when its status is known.
+    """Gives every request a Record (`request.state.record`) and hands it to `finish` when its status is known,
+    and to `leave` when it has ended.
 
     Every answer carries X-Request-ID. HEAD is served as GET; the server leaves the body out.
     """
 
-    def __init__(self, app: ASGIApp, finish: Callable[[Record], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, finish: Callable[[Record], None], leave: Callable[[Record], None]
+    ) -> None:
         self._app = app
         self._finish = finish
+        self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,7 +43,10 @@ class VisitMiddleware:
         inner = {**scope, "state": {**scope.get("state", {}), "record": record}}
         if scope["method"] == "HEAD":
             inner["method"] = "GET"
-        await _Visit(record, self._finish).run(self._app, inner, receive, send)
+        try:
+            await _Visit(record, self._finish).run(self._app, inner, receive, send)
+        finally:
+            self._leave(record)
 
 
 class LastResortMiddleware:
@@ -92,8 +100,8 @@ class _Visit:
         if record.answered_ns is None:
             record.answered_ns = time.monotonic_ns()
         self._finish(record)
-        # Probes and scrapes come every second, whether there is work or not.
-        level = logging.INFO if record.inference else logging.DEBUG
+        # Probes and scrapes come every second, whether there is work or not; who tries keys is of interest.
+        level = logging.INFO if record.inference or status == _UNAUTHORIZED else logging.DEBUG
         logger.log(level, "request", extra=_fields(record, scope))
 
 

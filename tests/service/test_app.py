@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from models.manifest import InputSpec, LayerEntry, Manifest
 from models.store import Store
+from runtime import open_inference
 from runtime.app import create_app
 from runtime.settings import Settings
 
@@ -413,6 +414,17 @@ async def test_an_encoded_body_is_415(apps: Apps) -> None:
         headers = {"Content-Encoding": "br"}
         response = await client.post("/predictions/tiny", content=b"x", headers=headers)
         assert response.status_code == 415
+
+
+async def test_json_that_would_hold_up_everyone_is_413_and_points_to_binary_data(
+    apps: Apps,
+) -> None:
+    async with apps.client() as (client, _):
+        response = await client.post(
+            "/v2/models/tiny/infer", content=b" " * (open_inference.MAX_JSON_BYTES + 1)
+        )
+        assert response.status_code == 413
+        assert "binary" in response.json()["error"]
 
 
 @pytest.mark.parametrize("declared", [True, False])

@@ -643,3 +643,24 @@ def _seconds(call: Callable[[], object]) -> float:
     start = time.monotonic()
     call()
     return time.monotonic() - start
+
+
+def test_bodies_under_way_are_bounded_together(
+    serve_stubs: ServeStubs, eventually: Eventually
+) -> None:
+    """Each is within its own limit; what the second may not add, it may once the first has gone."""
+    server = serve_stubs(CICADA_MAX_BODY_BYTES=str(LIMIT), CICADA_BODIES_BYTES=str(LIMIT))
+    head = b"POST /predictions/tiny HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % LIMIT
+    with closing(connect(server)) as slow:
+        slow.sendall(head + bytes(LIMIT - 1))
+
+        def second_is_refused() -> bool:
+            refused = exchange(server, post(body=bytes(LIMIT // 2)))
+            return (
+                refused.status == 503
+                and "CICADA_BODIES_BYTES" in refused.error
+                and "retry-after" in refused.headers
+            )
+
+        eventually(second_is_refused)
+    eventually(lambda: exchange(server, GOOD).status == 200)
