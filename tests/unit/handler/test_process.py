@@ -28,6 +28,9 @@ class Echo:
     def handling(self, header: wire.Header, body: bytearray, *_: object) -> Iterator[Answer]:
         yield {"id": header["id"], "bytes": len(body)}, b""
 
+    def rest(self) -> None:
+        """Nothing was left free."""
+
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
