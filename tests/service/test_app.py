@@ -501,13 +501,15 @@ async def test_a_service_without_a_model_is_live_but_not_ready(apps: Apps, tmp_p
 
 
 async def test_a_service_whose_handlers_do_not_start_says_why(apps: Apps, until: Until) -> None:
+    restart = 'cicada_handler_restarts_total{cause="exit"}'
     async with apps.client("--start", "exits", ready=False) as (client, app):
-        await until(lambda: app.state.service.pool._problem)
+        metrics = app.state.service.metrics
+        await until(lambda: restart.encode() in metrics.exposition("")[0])  # counted last
         assert (await client.get("/_/health")).status_code == 200
         response = await client.get("/v2/health/ready")
         assert response.status_code == 503
         assert "the last one exited with code 7" in response.json()["error"]
-        assert 'cicada_handler_restarts_total{cause="exit"}' in (await client.get("/metrics")).text
+        assert restart in (await client.get("/metrics")).text
 
 
 async def test_a_damaged_manifest_is_500_and_names_the_model(apps: Apps, weights: Path) -> None:
