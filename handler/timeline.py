@@ -17,6 +17,15 @@ now_ns = time.monotonic_ns
 """The one clock of all spans; CLOCK_MONOTONIC, so the proxy's times are comparable."""
 
 
+def kinds_of(unit: Unit, *, decoupled: bool) -> tuple[Kind, ...]:
+    """What a unit does; retrieval is the weight unit's work only where it is in line."""
+    if unit == "layer":
+        return ("construct", "initialize")
+    if unit == "compute":
+        return ("execute",)
+    return ("apply",) if decoupled else ("retrieve", "apply")
+
+
 class Span(NamedTuple):
     """What one unit or retrieval did for one layer, nanoseconds on the monotonic clock."""
 
@@ -132,13 +141,8 @@ class _Figuring:
         )
 
     def _spans_of(self, unit: Unit) -> list[Span]:
-        if unit == "layer":
-            return self._by_kind["construct"] + self._by_kind["initialize"]
-        if unit == "compute":
-            return self._by_kind["execute"]
-        if self._timeline.decoupled:
-            return self._by_kind["apply"]
-        return self._by_kind["retrieve"] + self._by_kind["apply"]
+        kinds = kinds_of(unit, decoupled=self._timeline.decoupled)
+        return [span for kind in kinds for span in self._by_kind[kind]]
 
     def _work(self, unit: Unit) -> int:
         return sum(span.end_ns - span.start_ns for span in self._spans_of(unit))

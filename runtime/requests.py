@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from handler.strategies import STRATEGIES
-from handler.timeline import UNITS, Figures, Kind, Span
+from handler.timeline import UNITS, Figures, Kind, Span, kinds_of
 from runtime.answers import Json
 from runtime.descriptions import MISSING
 from runtime.errors import NotFound
@@ -323,11 +323,8 @@ def _unit(span: Span, strategy: str) -> str | None:
     """The unit on whose thread a span ran; None for a retrieval on no unit's."""
     if not STRATEGIES[strategy].pipelined:
         return "compute"
-    if span.kind == "retrieve":
-        return None if STRATEGIES[strategy].decoupled else "weight"
-    return {"construct": "layer", "initialize": "layer", "apply": "weight", "execute": "compute"}[
-        span.kind
-    ]
+    decoupled = STRATEGIES[strategy].decoupled
+    return next((unit for unit in UNITS if span.kind in kinds_of(unit, decoupled=decoupled)), None)
 
 
 def _milliseconds(start_ns: int | None, end_ns: int | None) -> float | None:

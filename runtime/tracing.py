@@ -87,14 +87,10 @@ def _pipeline(found: Timeline) -> Part:
 
 def _units(found: Timeline) -> Iterator[Part]:
     """The units from their first to their last span, and retrieval likewise."""
-    in_line: tuple[Kind, ...] = () if STRATEGIES[found.strategy].decoupled else ("retrieve",)
-    kinds: dict[timeline.Unit, tuple[Kind, ...]] = {
-        "layer": ("construct", "initialize"),
-        "weight": (*in_line, "apply"),
-        "compute": ("execute",),
-    }
+    decoupled = STRATEGIES[found.strategy].decoupled
     for unit in timeline.UNITS:
-        yield from _over(found, f"{unit} unit", kinds[unit], _times(found, unit))
+        kinds = timeline.kinds_of(unit, decoupled=decoupled)
+        yield from _over(found, f"{unit} unit", kinds, _times(found, unit))
     retrieval = {
         "cicada.retrieve_ms": found.figures.retrieve_ms,
         "cicada.suspensions": len(found.suspensions),
