@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import checkpoints, environment, http, page_cache
+from bench import checkpoints, environment, http, page_cache, payload
 from bench.worker import Worker
 from handler.strategies import STRATEGIES
 from handler.timeline import now_ns
@@ -96,7 +96,7 @@ def options(
     """Checks the names; `paper` and `all` stand for several. Raises UnknownChoice."""
     return Options(
         models=known_models(models),
-        strategies=_known("strategy", strategies, STRATEGIES, {"all": list(STRATEGIES)}),
+        strategies=known_strategies(strategies),
         formats=[
             "pth" if name == "pth" else "safetensors"
             for name in _known("format", formats, ("safetensors", "pth"), {})
@@ -114,6 +114,11 @@ def options(
 def known_models(names: Sequence[str]) -> Sequence[str]:
     """Raises UnknownChoice."""
     return _known("model", names, catalog.NAMES, {"paper": catalog.PAPER})
+
+
+def known_strategies(names: Sequence[str]) -> Sequence[str]:
+    """Raises UnknownChoice."""
+    return _known("strategy", names, STRATEGIES, {"all": list(STRATEGIES)})
 
 
 def threads_or_all(threads: int | None) -> int:
@@ -173,7 +178,7 @@ class HttpVariant:
     format: str | None
     granularity: str | None
     client: httpx.Client
-    request: http.Request
+    request: payload.Request
     overheads: list[float] = field(default_factory=list)
 
     def run(self, _value: bytes) -> float:
@@ -296,7 +301,7 @@ def _in_handlers(model: str, options: Options, folder: Path, stack: ExitStack) -
 def _behind_the_proxy(
     model: str, options: Options, folder: Path, stack: ExitStack
 ) -> Iterator[Variant]:
-    sent = http.request("binary", model, _SHAPE[-1], None)
+    sent = payload.request("binary", model, _SHAPE[-1], None)
     for weight_format in options.formats:
         for strategy in options.strategies:
             service = http.Served(folder / weight_format, queue=1, threads=options.threads)

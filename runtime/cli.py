@@ -227,6 +227,68 @@ def invoke(
     )
 
 
+@app.command()
+def replay(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A trace, .csv, .txt or .gz, in the schema of Azure's of 2021; "
+            "without one, a synthetic hour."
+        ),
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="The service [http://127.0.0.1:PORT].")] = None,
+    models: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES", help="Comma-separated; `paper`: those of the paper's ten it serves."
+        ),
+    ] = "paper",
+    strategy: Annotated[str | None, typer.Option(help="By default the service's.")] = None,
+    day: Annotated[int, typer.Option(min=1, help="Of the trace, from 1.")] = 14,
+    hour: Annotated[int, typer.Option(min=0, max=23, help="Of that day.")] = 0,
+    minutes: Annotated[int, typer.Option(min=1, max=1440, help="From that hour on.")] = 60,
+    speedup: Annotated[float, typer.Option(min=0.01, help="How much faster than it was.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of which model stands for a function.")] = 0,
+    in_flight: Annotated[
+        int, typer.Option(min=1, help="More are not sent, and count as errors.")
+    ] = 256,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for an answer.")] = 60.0,
+    synthetic_seed: Annotated[int, typer.Option(min=0, help="Of the synthetic hour.")] = 0,
+    dispersion: Annotated[
+        float, typer.Option(min=1, help="Of the synthetic hour: how bursty by minute.")
+    ] = 10.0,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="One of the service's CICADA_API_KEYS.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the figures go.")] = Path(
+        "replay"
+    ),
+) -> None:
+    """Drive a running service with a trace's invocations, each sent when it is due; latencies and cost."""
+    from bench.replay import command
+    from bench.replay.synthetic import Shape
+    from bench.replay.trace import Window
+
+    with _errors_as_one_sentence():
+        command.run(
+            command.Options(
+                trace=trace,
+                window=Window(day, hour, minutes),
+                shape=Shape(seed=synthetic_seed, dispersion=dispersion),
+                url=(url or f"http://127.0.0.1:{_settings(None).port}").rstrip("/"),
+                models=command.named(models),
+                any_of_them=models == command.PAPER,
+                strategy=strategy,
+                seed=seed,
+                speedup=speedup,
+                in_flight=in_flight,
+                timeout_s=timeout,
+                api_key=api_key,
+                folder=out,
+            )
+        )
+
+
 bench_app = typer.Typer(
     help="Measure: every figure that the documentation claims.", no_args_is_help=True
 )

@@ -1,20 +1,17 @@
 """`cicada bench http` in a small form: what it tells, not how fast anything is."""
 
-import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
 from bench import http
 from bench.health import HealthProbe, Unhealthy
-from bench.http import BenchFailed, Request
+from bench.http import BenchFailed
 
 CHOSEN: Final[dict[str, Any]] = {
     "model": "resnet18",
@@ -90,23 +87,3 @@ def test_a_service_that_is_not_there_has_no_health(free_port: int) -> None:
         pytest.raises(Unhealthy, match=r"cannot be told: ConnectionRefusedError"),
     ):
         probe.stop()
-
-
-def test_both_forms_of_a_tensor_hold_the_same_values() -> None:
-    plain = http.request("json", "m", 4, None)
-    binary = http.request("binary", "m", 4, None)
-    (tensor,) = json.loads(plain.body)["inputs"]
-    length = int(binary.headers["Inference-Header-Content-Length"])
-    (described,) = json.loads(binary.body[:length])["inputs"]
-    assert tensor["shape"] == described["shape"] == [1, 3, 4, 4]
-    assert described["parameters"]["binary_data_size"] == len(binary.body) - length
-    values = np.frombuffer(binary.body[length:], "<f4")
-    assert np.array_equal(np.array(tensor["data"], np.float32), values)
-
-
-def test_an_image_is_the_one_given_or_one_that_is_made() -> None:
-    assert http.request("image", "m", 4, b"mine") == Request(
-        "/predictions/m", {"Content-Type": "application/octet-stream"}, b"mine"
-    )
-    made = Image.open(io.BytesIO(http.request("image", "m", 4, None).body))
-    assert (made.format, made.size, made.mode) == ("JPEG", (640, 480), "RGB")
