@@ -35,6 +35,7 @@ PEERS: Final = {
     "torchvision_default": "bench.peers.torchvision_default",
 }
 EXTRA_PEERS: Final = {"onnxruntime_mapped": "bench.peers.onnxruntime_mapped"}
+_OPTIMIZED: Final = "_optimized"
 _SEED: Final = 0
 _WARM_UPS: Final = 2
 _HTTP_TIMEOUT_S: Final = 600.0
@@ -50,6 +51,8 @@ class Options:
     rounds: int
     cold: bool
     peers: bool
+    optimized: bool
+    """Each strategy also on the model prepared with `--optimize`."""
     http: bool
     """Through the proxy, end to end, instead of straight to a handler."""
     threads: int
@@ -89,6 +92,7 @@ def options(
     rounds: int,
     cold: bool,
     peers: bool,
+    optimized: bool,
     http: bool,
     threads: int | None,
     folder: Path | None,
@@ -105,6 +109,7 @@ def options(
         rounds=rounds,
         cold=cold,
         peers=peers,
+        optimized=optimized,
         http=http,
         threads=threads_or_all(threads),
         folder=folder,
@@ -159,10 +164,11 @@ class ServedVariant:
     granularity: str | None
     worker: Worker
     model: str
+    strategy: str
 
     def run(self, value: bytes) -> float:
         described = {"kind": "tensor", "datatype": "FP32", "shape": list(_SHAPE)}
-        header, _ = self.worker.infer(self.model, self.name, described, value)
+        header, _ = self.worker.infer(self.model, self.strategy, described, value)
         duration: float = header["timeline"]["figures"]["pipeline_ms"]
         return duration
 
@@ -179,10 +185,11 @@ class HttpVariant:
     granularity: str | None
     client: httpx.Client
     request: payload.Request
+    strategy: str
     overheads: list[float] = field(default_factory=list)
 
     def run(self, _value: bytes) -> float:
-        headers = {**self.request.headers, "Cicada-Strategy": self.name}
+        headers = {**self.request.headers, "Cicada-Strategy": self.strategy}
         start = now_ns()
         response = self.client.post(self.request.path, headers=headers, content=self.request.body)
         duration = (now_ns() - start) / 1e6
@@ -245,6 +252,10 @@ def _measure_model(model: str, options: Options, folder: Path, progress: Progres
     for weight_format in options.formats:
         source = preparation.from_seed(_SEED, model, options.granularity)
         preparation.prepare(Store(folder / weight_format), model, source, weight_format)
+        if options.optimized:
+            source = preparation.optimized(source, weight_format, options.threads)
+            store = Store(folder / f"{weight_format}{_OPTIMIZED}")
+            preparation.prepare(store, model, source, weight_format)
     with ExitStack() as stack:
         variants = list(_variants(model, options, folder, stack, onnx=onnx))
         samples = [Samples(variant) for variant in variants]
@@ -292,22 +303,44 @@ def stand_in(
 
 
 def _in_handlers(model: str, options: Options, folder: Path, stack: ExitStack) -> Iterator[Variant]:
-    for weight_format in options.formats:
+    for weight_format, kind in _stores(options):
         for strategy in options.strategies:
-            worker = stack.enter_context(Worker.handler(folder / weight_format, options.threads))
-            yield ServedVariant(strategy, weight_format, options.granularity, worker, model)
+            worker = Worker.handler(folder / f"{weight_format}{kind}", options.threads)
+            yield ServedVariant(
+                name=f"{strategy}{kind}",
+                format=weight_format,
+                granularity=options.granularity,
+                worker=stack.enter_context(worker),
+                model=model,
+                strategy=strategy,
+            )
+
+
+def _stores(options: Options) -> Iterator[tuple[WeightFormat, str]]:
+    """Format and kind of what is measured; together they are the store's folder."""
+    for weight_format in options.formats:
+        yield weight_format, ""
+        if options.optimized:
+            yield weight_format, _OPTIMIZED
 
 
 def _behind_the_proxy(
     model: str, options: Options, folder: Path, stack: ExitStack
 ) -> Iterator[Variant]:
     sent = payload.request("binary", model, _SHAPE[-1], None)
-    for weight_format in options.formats:
+    for weight_format, kind in _stores(options):
         for strategy in options.strategies:
-            service = http.Served(folder / weight_format, queue=1, threads=options.threads)
+            store = folder / f"{weight_format}{kind}"
+            service = http.Served(store, queue=1, threads=options.threads)
             url = stack.enter_context(service).url
-            client = stack.enter_context(httpx.Client(base_url=url, timeout=_HTTP_TIMEOUT_S))
-            yield HttpVariant(strategy, weight_format, options.granularity, client, sent)
+            yield HttpVariant(
+                name=f"{strategy}{kind}",
+                format=weight_format,
+                granularity=options.granularity,
+                client=stack.enter_context(httpx.Client(base_url=url, timeout=_HTTP_TIMEOUT_S)),
+                request=sent,
+                strategy=strategy,
+            )
 
 
 def _has_onnxruntime() -> bool:

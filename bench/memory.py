@@ -125,7 +125,9 @@ def _measure_model(model: str, options: Options, folder: Path, progress: Progres
             stack.enter_context(Worker.handler(store.root, options.threads))
             for _ in range(options.handlers)
         ]
-        served = [ServedVariant("cicada", None, None, worker, model) for worker in handlers]
+        served = [
+            ServedVariant("cicada", None, None, worker, model, "cicada") for worker in handlers
+        ]
         resident, _ = _rise(floor, value, options.rounds)
         cicada, left = _rise(served[0], value, options.rounds)
         copied = _most_copied(served, value, prepared.path, options.rounds)

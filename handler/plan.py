@@ -7,9 +7,9 @@ from typing import Final
 
 from handler.errors import ModelFault
 from handler.retrieval import FileLayout, TensorView
-from models import catalog
-from models.layers import Architecture, Layer
-from models.manifest import LayerEntry, Manifest
+from models import blocked, catalog
+from models.layers import Architecture, Layer, TensorPlace
+from models.manifest import LayerEntry, Manifest, TensorEntry
 from models.store import PreparedModel
 from models.weight_files import DATA_TYPES
 
@@ -61,6 +61,7 @@ class Plans:
 
 def _plan(model: PreparedModel) -> Plan:
     manifest = model.manifest
+    _check_onednn(model)
     try:
         architecture = _architecture(manifest)
     except catalog.UnknownArchitecture as error:
@@ -83,18 +84,38 @@ def _plan(model: PreparedModel) -> Plan:
     )
 
 
+def _check_onednn(model: PreparedModel) -> None:
+    """A version of oneDNN reads the layouts that it made itself."""
+    optimization = model.manifest.optimization
+    wanted = None if optimization is None else optimization.onednn
+    found = blocked.onednn_version()
+    if wanted not in {None, found}:
+        raise ModelFault(
+            f"model {model.name!r}: its weights are laid out for oneDNN {wanted}, "
+            f"found {found or 'none'}: prepare it again here"
+        )
+
+
 def _architecture(manifest: Manifest) -> Architecture:
     return catalog.architecture(
         manifest.architecture,
         granularity=manifest.granularity,
         classes=manifest.classes,
         image_size=manifest.image_size,
+        fused=None if manifest.optimization is None else manifest.optimization.memory_format,
     )
 
 
+def _order(place: TensorPlace | TensorEntry) -> str:
+    return "channels last" if place.channels_last else "contiguous"
+
+
 def _planned(model: str, layer: Layer, entry: LayerEntry) -> PlannedLayer:
-    found = [(tensor.name, tensor.shape, _DTYPES[tensor.dtype]) for tensor in entry.parameters]
-    expected = [(place.key, place.shape, place.dtype) for place in layer.tensors]
+    found = [
+        (tensor.name, tensor.shape, _DTYPES[tensor.dtype], _order(tensor))
+        for tensor in entry.parameters
+    ]
+    expected = [(place.key, place.shape, place.dtype, _order(place)) for place in layer.tensors]
     if found != expected:
         wrong = next(pair for pair in zip_longest(found, expected) if pair[0] != pair[1])
         raise ModelFault(
@@ -106,7 +127,12 @@ def _planned(model: str, layer: Layer, entry: LayerEntry) -> PlannedLayer:
             _DTYPES[tensor.dtype],
             tensor.shape,
             tensor.offset // _DTYPES[tensor.dtype].itemsize,
+            tensor.channels_last,
+            tensor.blocked,
         )
         for tensor in entry.parameters
     ]
-    return PlannedLayer(layer, entry, FileLayout(views, entry.bytes))
+    try:
+        return PlannedLayer(layer, entry, FileLayout(views, entry.bytes))
+    except ValueError as error:
+        raise ModelFault(f"model {model!r}: {error}") from error

@@ -81,6 +81,7 @@ class Slot:
     dtype: torch.dtype
     parameter: bool
     persistent: bool
+    memory_format: torch.memory_format
 
     @property
     def elements(self) -> int:
@@ -198,4 +199,11 @@ def _slots(root: nn.Module) -> Iterator[Slot]:
                     dtype=tensor.dtype,
                     parameter=parameter,
                     persistent=parameter or attribute not in module._non_persistent_buffers_set,
+                    memory_format=_memory_format(tensor),
                 )
+
+
+def _memory_format(tensor: Tensor) -> torch.memory_format:
+    if not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    return torch.contiguous_format

@@ -8,11 +8,11 @@ from typing import Any, Final
 import torchvision
 from torch import nn
 
-from models import resnet, vgg, vit
+from models import fusion, resnet, vgg, vit
 from models.blueprint import structure_only
 from models.errors import ModelError
 from models.layers import Architecture, Layer
-from models.manifest import Granularity
+from models.manifest import Granularity, MemoryFormat
 
 Chain = Callable[[Any, Granularity], Iterator[Layer]]
 
@@ -86,13 +86,29 @@ def torchvision_model(name: str, *, classes: int = 1000, image_size: int = 224) 
 
 @functools.lru_cache(maxsize=16)
 def architecture(
-    name: str, *, granularity: Granularity = "block", classes: int = 1000, image_size: int = 224
+    name: str,
+    *,
+    granularity: Granularity = "block",
+    classes: int = 1000,
+    image_size: int = 224,
+    fused: MemoryFormat | None = None,
 ) -> Architecture:
     """The chain of layers of torchvision's `name`. It holds structure, no weights, so it may be kept.
+
+    fused: with convolutions that are fused with what follows them, their weights in that memory format.
 
     Raises UnknownArchitecture.
     """
     with structure_only():
         model = torchvision_model(name, classes=classes, image_size=image_size)
+    taken = {} if fused is None else fusion.fuse(model, fused)
     chain = tuple(_CHAINS[name](model, granularity))
-    return Architecture(name, granularity, classes, image_size, chain)
+    return Architecture(
+        name,
+        granularity,
+        classes,
+        image_size,
+        chain,
+        folded=taken,
+        fused=fusion.is_fused(model),
+    )

@@ -1,13 +1,14 @@
 """Layer and Architecture: a network as a chain of layers, each built, loaded and run as a whole."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from models.blueprint import Blueprint, Slot, Structure
-from models.manifest import Granularity
+from models.fusion import Normalization
+from models.manifest import BlockedLayout, Granularity
 
 Run = Callable[[nn.Module, Tensor], Tensor]
 Initializer = Callable[[nn.Module], None]
@@ -26,6 +27,14 @@ class TensorPlace:
     shape: tuple[int, ...]
     dtype: torch.dtype
     parameter: bool
+    memory_format: torch.memory_format = torch.contiguous_format
+    """The order in which its values lie in memory and in a mapped file."""
+    blocked: BlockedLayout | None = None
+    """oneDNN's own order, in a mapped file alone."""
+
+    @property
+    def channels_last(self) -> bool:
+        return self.memory_format == torch.channels_last
 
 
 class Layer:
@@ -45,6 +54,7 @@ class Layer:
         "bindings",
         "name",
         "parameter_slots",
+        "prefix",
         "slots",
         "tensors",
     )
@@ -53,6 +63,7 @@ class Layer:
         self, name: str, root: nn.Module, prefix: str, *, run: Run = call, initialize: Initializer
     ) -> None:
         self.name = name
+        self.prefix = prefix
         self._blueprint = Blueprint(root)
         self._run = run
         self._initialize = initialize
@@ -63,7 +74,8 @@ class Layer:
         self.bindings = tuple((key, slot.table, slot.attribute) for key, slot in self.slots)
         self.parameter_slots = tuple(slot for slot in persistent if slot.parameter)
         self.tensors: tuple[TensorPlace, ...] = tuple(
-            TensorPlace(key, slot.shape, slot.dtype, slot.parameter) for key, slot in self.slots
+            TensorPlace(key, slot.shape, slot.dtype, slot.parameter, slot.memory_format)
+            for key, slot in self.slots
         )
 
     def build(self) -> "BuiltLayer":
@@ -100,7 +112,7 @@ class BuiltLayer:
     def allocate(self) -> None:
         """Gives every parameter and buffer memory of its full shape and precision."""
         for _, slot in self.layer.slots:
-            tensor = torch.empty(slot.shape, dtype=slot.dtype)
+            tensor = torch.empty(slot.shape, dtype=slot.dtype, memory_format=slot.memory_format)
             self.put(slot, nn.Parameter(tensor, requires_grad=False) if slot.parameter else tensor)
 
     def initialize(self) -> None:
@@ -127,13 +139,21 @@ class BuiltLayer:
                 raise RuntimeError(f"{key} has no memory to copy into")
             target.copy_(tensors[key])
 
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Its modules under their names in torchvision's model."""
+        for name, module in self._structure.root.named_modules():
+            yield (self.layer.prefix + name).removesuffix("."), module
+
     def execute(self, value: Tensor) -> Tensor:
         return self._run(self._structure.root, value)
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A network by name, as a chain whose output equals torchvision's `eval()` forward bit for bit."""
+    """A network by name, as a chain whose output equals torchvision's `eval()` forward bit for bit.
+
+    Unless it is fused (`models/fusion.py`): then the output is equal within 1e-4 of the largest logit.
+    """
 
     name: str
     granularity: Granularity
@@ -141,6 +161,10 @@ class Architecture:
     image_size: int
     """Side in pixels of the square input for which it was built."""
     layers: tuple[Layer, ...]
+    folded: Mapping[str, Normalization] = field(default_factory=dict)
+    """Of a fused one: by each convolution's name the normalization that it has taken over."""
+    fused: bool = False
+    """Whether there was anything to fuse."""
 
     @property
     def keys(self) -> frozenset[str]:

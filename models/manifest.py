@@ -14,6 +14,7 @@ FILE_PATTERN = r"[0-9]{3}-[A-Za-z0-9._-]{1,128}\.(safetensors|pth)"
 
 Granularity = Literal["stage", "block"]
 WeightFormat = Literal["safetensors", "pth"]
+MemoryFormat = Literal["contiguous", "channels_last", "blocked"]
 DataType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 """Element types under their safetensors names."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -42,6 +43,15 @@ class _Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class BlockedLayout(_Entry):
+    """How a convolution's weight lies in a `safetensors` file in oneDNN's own layout."""
+
+    descriptor: str = Field(max_length=4096)
+    """oneDNN's description of it: base64 of the zlib-compressed structure."""
+    bytes: int = Field(ge=0)
+    """With what the layout is padded."""
+
+
 class TensorEntry(_Entry):
     """One parameter or buffer of a layer.
 
@@ -55,6 +65,10 @@ class TensorEntry(_Entry):
     offset: int = Field(ge=0)
     parameter: bool
     """False for a buffer."""
+    channels_last: bool = False
+    """Whether a `safetensors` file has it in the order outputs, rows, columns, inputs, and so shaped."""
+    blocked: BlockedLayout | None = None
+    """Then a `safetensors` file has it as a vector of F32."""
 
     @property
     def elements(self) -> int:
@@ -62,6 +76,8 @@ class TensorEntry(_Entry):
 
     @property
     def bytes(self) -> int:
+        if self.blocked is not None:
+            return self.blocked.bytes
         return self.elements * ELEMENT_BYTES[self.dtype]
 
 
@@ -101,6 +117,28 @@ class InputSpec(_Entry):
     antialias: bool = True
 
 
+class Optimization(_Entry):
+    """That convolutions are fused with what follows them, and what that gained where it was prepared.
+
+    The answer is then equal to torchvision's within 1e-4 of the largest logit, not bit for bit.
+    """
+
+    memory_format: MemoryFormat
+    """Of the convolutions' weights."""
+    plain_ms: float = Field(gt=0)
+    """Median forward pass of the model as torchvision has it, its weights in memory."""
+    optimized_ms: float = Field(gt=0)
+    threads: int = Field(gt=0)
+    onednn: str | None = None
+    """Whose blocked layout it is: a version of oneDNN reads its own alone."""
+
+    @model_validator(mode="after")
+    def _check_onednn(self) -> Self:
+        if (self.memory_format == "blocked") != (self.onednn is not None):
+            raise ValueError("a blocked layout without oneDNN's version, or a version without one")
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Bytes: of all parameters and buffers, of 1-bit placeholders for the parameters, of the largest file."""
@@ -125,6 +163,8 @@ class Manifest(_Entry):
     labels_sha256: Sha256 | None = None
     activation_bytes: int = Field(default=0, ge=0)
     """Peak of the activations of one image, the image included (`models/activations.py`); 0: not known."""
+    optimization: Optimization | None = None
+    """None: executed as torchvision does, bit for bit."""
     source: str
     """Where the weights came from: `random:0`, `checkpoint:model.pth`, `pretrained:IMAGENET1K_V2`."""
     layers: tuple[LayerEntry, ...]

@@ -2,14 +2,22 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
 
-from models import activations, catalog, checkpoint, pretrained, weight_files
+from models import activations, catalog, checkpoint, optimization, pretrained, weight_files
 from models.layers import Architecture, TensorPlace
-from models.manifest import Granularity, LayerEntry, Manifest, WeightFormat, layer_file_name
+from models.manifest import (
+    BlockedLayout,
+    Granularity,
+    LayerEntry,
+    Manifest,
+    Optimization,
+    WeightFormat,
+    layer_file_name,
+)
 from models.pretrained import Preset
 from models.random_weights import RandomWeights
 from models.store import PreparedModel, Store
@@ -23,6 +31,9 @@ class Source:
     architecture: Architecture
     weights: Mapping[str, Tensor]
     preset: Preset
+    optimization: Optimization | None = None
+    layouts: Mapping[str, BlockedLayout] = field(default_factory=dict)
+    """Of the weights that are blocked, by key."""
 
     @property
     def bytes(self) -> int:
@@ -51,6 +62,20 @@ def from_torchvision(weights_name: str, architecture: str, granularity: Granular
     member = pretrained.weights(architecture, weights_name)
     chain, weights = _fitted(pretrained.download(member), architecture, granularity)
     return Source(f"pretrained:{member.name}", chain, weights, pretrained.preset_of(member))
+
+
+def optimized(source: Source, weight_format: WeightFormat, threads: int) -> Source:
+    """The same with fused convolutions where they are faster here; else the source as it is."""
+    chosen = optimization.choose(source.architecture, source.weights, weight_format, threads)
+    if chosen is None:
+        return source
+    return replace(
+        source,
+        architecture=chosen.candidate.architecture,
+        weights=chosen.candidate.weights,
+        layouts=chosen.candidate.layouts,
+        optimization=chosen.optimization,
+    )
 
 
 def prepare(
@@ -82,6 +107,7 @@ def prepare(
                 labels="labels.json" if labels else None,
                 labels_sha256=writer.write_labels(labels) if labels else None,
                 activation_bytes=activations.peak_bytes(chain),
+                optimization=source.optimization,
                 source=source.name,
                 layers=layers,
             )
@@ -109,8 +135,9 @@ def _layer_entries(
             )
             continue
         file_name = layer_file_name(index, layer.name, weight_format)
+        places = [replace(place, blocked=source.layouts.get(place.key)) for place in layer.tensors]
         written = weight_files.write(
-            folder / file_name, weight_format, layer.tensors, source.weights, on_written
+            folder / file_name, weight_format, places, source.weights, on_written
         )
         yield LayerEntry(
             index=index,

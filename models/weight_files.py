@@ -10,6 +10,7 @@ from typing import IO, Any, BinaryIO, Final, cast
 import torch
 from torch import Tensor
 
+from models import blocked
 from models.layers import TensorPlace
 from models.manifest import ALIGNMENT, DataType, TensorEntry, WeightFormat
 
@@ -135,13 +136,20 @@ def _safetensors_header(places: Sequence[TensorPlace]) -> tuple[bytes, list[int]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for number, (place, size) in enumerate(zip(places, sizes, strict=True)):
-        header[place.key] = _described(DATA_TYPES[place.dtype], place.shape, position, size)
+        shape = _stored_shape(place, size)
+        header[place.key] = _described(DATA_TYPES[place.dtype], shape, position, size)
         position += size
         if filler := _filler(size):
             header[f"__pad.{number}"] = _described("U8", (filler,), position, filler)
             position += filler
     encoded = json.dumps(header, separators=(",", ":")).encode()
     return encoded + b" " * _filler(_HEADER_LENGTH_BYTES + len(encoded)), sizes
+
+
+def _stored_shape(place: TensorPlace, size: int) -> tuple[int, ...]:
+    if place.blocked is not None:
+        return (size // place.dtype.itemsize,)
+    return in_stored_order(place.shape) if place.channels_last else place.shape
 
 
 def _described(dtype: DataType, shape: tuple[int, ...], start: int, size: int) -> dict[str, Any]:
@@ -178,7 +186,24 @@ def _alone(tensor: Tensor, storages: set[int]) -> Tensor:
 
 
 def _content(place: TensorPlace, tensor: Tensor) -> Any:
-    return _checked(place, tensor).detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if place.blocked is not None:
+        return _blocked_content(place, _checked(place, tensor))
+    values = _checked(place, tensor).detach()
+    if place.channels_last:
+        values = values.permute(0, 2, 3, 1)
+    return values.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _blocked_content(place: TensorPlace, tensor: Tensor) -> bytes:
+    if not tensor.is_mkldnn or blocked.layout(tensor) != place.blocked:
+        raise ValueError(f"{place.key}: expected oneDNN's layout {place.blocked}")
+    return blocked.content(tensor)
+
+
+def in_stored_order(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a channels-last weight: outputs, inputs, rows, columns -> outputs, rows, columns, inputs."""
+    outputs, inputs, rows, columns = shape
+    return outputs, rows, columns, inputs
 
 
 def _checked(place: TensorPlace, tensor: Tensor) -> Tensor:
@@ -197,4 +222,6 @@ def _entry(place: TensorPlace, offset: int) -> TensorEntry:
         shape=place.shape,
         offset=offset,
         parameter=place.parameter,
+        channels_last=place.channels_last,
+        blocked=place.blocked,
     )

@@ -119,6 +119,13 @@ def prepare(
         str | None,
         typer.Option(help="Where in the checkpoint the state dict lies, if there are several."),
     ] = None,
+    optimize: Annotated[
+        bool,
+        typer.Option(
+            "--optimize",
+            help="Fuse convolutions, if that measures faster here: equal within 1e-4, not bit for bit.",
+        ),
+    ] = False,
     weights: Weights = None,
 ) -> None:
     """Put a model into the weight store, from exactly one of a checkpoint, a seed or torchvision."""
@@ -142,6 +149,7 @@ def prepare(
             pretrained=pretrained,
             granularity=granularity,
             weight_format=weight_format,
+            optimize=optimize,
         )
 
 
@@ -312,6 +320,9 @@ def latency(
     peers: Annotated[
         bool, typer.Option("--peers", help="Also what one would write, or use, instead.")
     ] = False,
+    optimized: Annotated[
+        bool, typer.Option("--optimized", help="Also the models prepared with `--optimize`.")
+    ] = False,
     http: Annotated[
         bool, typer.Option("--http", help="Through the proxy, tensors in binary.")
     ] = False,
@@ -332,6 +343,7 @@ def latency(
                 rounds=rounds,
                 cold=cache == "cold",
                 peers=peers,
+                optimized=optimized,
                 http=http,
                 threads=threads,
                 folder=folder,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from models.manifest import LayerEntry
+from models.manifest import LayerEntry, Optimization
 from models.store import CorruptModel, PreparedModel, Store
 
 _UNCUT_COLUMNS: Final = 1000
@@ -71,8 +71,21 @@ def _model_facts(model: PreparedModel) -> dict[str, Any]:
         "bytes": model.bytes,
         "parameters": sum(_parameters(layer) for layer in manifest.layers),
         "source": manifest.source,
+        **execution_facts(manifest.optimization),
         "preset": manifest.preset,
         "folder": str(model.path),
+    }
+
+
+def execution_facts(optimization: Optimization | None) -> dict[str, str]:
+    """How the model is executed, how near that is to torchvision, and what it gained."""
+    if optimization is None:
+        return {"execution": "as torchvision's, bit for bit"}
+    layout = optimization.memory_format.replace("_", " ")
+    return {
+        "execution": f"fused, weights {layout}: within 1e-4 of the largest logit",
+        "gain": f"{optimization.optimized_ms:.1f} ms instead of {optimization.plain_ms:.1f}, "
+        f"{optimization.threads} threads, where prepared",
     }
 
 
@@ -105,7 +118,9 @@ def _print(
         _print_facts(console, shown[0])
         _print_rows(console, shown[0]["contents"], leave_out={"sha256"})
     elif shown:
-        _print_rows(console, shown, leave_out={"folder", "preset", "parameters"})
+        _print_rows(
+            console, shown, leave_out={"folder", "execution", "gain", "preset", "parameters"}
+        )
     for name, findings in faults.items():
         for finding in findings:
             console.print(f"{name}: {finding}")

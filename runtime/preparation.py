@@ -17,6 +17,8 @@ from models import preparation
 from models.manifest import Granularity, WeightFormat
 from models.preparation import Source
 from models.store import PreparedModel, Store
+from runtime import limits
+from runtime.inspection import execution_facts
 
 
 def prepare(
@@ -30,6 +32,7 @@ def prepare(
     pretrained: str | None,
     granularity: Granularity,
     weight_format: WeightFormat,
+    optimize: bool,
 ) -> None:
     """Prepares a model from the one source given. Raises ModelError and OSError."""
     started_ns = time.monotonic_ns()
@@ -37,6 +40,8 @@ def prepare(
     store.check_name(name)
     with _termination_as_exit():
         source = _source(architecture, granularity, checkpoint, key, seed, pretrained)
+        if optimize:
+            source = _optimized(name, source, weight_format)
         with _progress(name, source.bytes) as advance:
             model = preparation.prepare(store, name, source, weight_format, advance)
     _print_summary(model, (time.monotonic_ns() - started_ns) / 1e9)
@@ -57,6 +62,16 @@ def _source(
     if pretrained is not None:
         return preparation.from_torchvision(pretrained, architecture, granularity)
     raise ValueError("expected a checkpoint, a seed or the name of pretrained weights")
+
+
+def _optimized(name: str, source: Source, weight_format: WeightFormat) -> Source:
+    with Console(stderr=True).status(f"measuring {name}, plain and optimized"):
+        chosen = preparation.optimized(source, weight_format, limits.measure().threads(handlers=1))
+    if chosen.optimization is None:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
+            f"{name}: nothing is faster here than torchvision's own execution, so it stays as it is"
+        )
+    return chosen
 
 
 @contextmanager
@@ -104,6 +119,7 @@ def _print_summary(model: PreparedModel, seconds: float) -> None:
         "files": f"{sum(layer.file is not None for layer in manifest.layers)}, {manifest.weight_format}",
         "size": f"{decimal(model.bytes)} ({model.bytes} bytes)",
         "source": manifest.source,
+        **execution_facts(manifest.optimization),
         "preset": f"{manifest.preset}: resize {manifest.input.resize}, crop {manifest.input.crop}",
         "folder": str(model.path),
         "seconds": f"{seconds:.1f}",

@@ -30,6 +30,7 @@ OPTIONS = Options(
     rounds=3,
     cold=True,
     peers=False,
+    optimized=False,
     http=False,
     threads=1,
     folder=None,

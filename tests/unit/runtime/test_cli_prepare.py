@@ -20,6 +20,7 @@ import torch
 import torchvision
 from typer.testing import CliRunner, Result
 
+from models import optimization
 from models.store import Store
 from runtime.cli import app
 
@@ -371,3 +372,27 @@ def test_a_store_that_may_not_be_written_is_one_sentence(cicada: Cicada, weights
     assert result.stderr.splitlines()[-1].endswith("Permission denied")
     weights.chmod(0o700)
     assert left_in(weights) == []
+
+
+def test_an_optimized_model_says_so(cicada: Cicada, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimization, "_times", lambda *_: [[10.0], [8.0], [7.0], [7.5]])
+    result = cicada("prepare", "resnet18", "--random", "0", "--optimize")
+    assert result.exit_code == 0, result.output
+    said = rows(result.stdout)
+    assert said["execution"] == "fused, weights channels last: within 1e-4 of the largest logit"
+    assert said["gain"].startswith("7.0 ms instead of 10.0, ")
+    inspected = rows(cicada("inspect", "resnet18").stdout)
+    assert inspected["execution"] == said["execution"]
+    assert inspected["gain"] == said["gain"]
+    assert cicada("inspect", "--verify").exit_code == 0
+
+
+def test_what_is_not_faster_optimized_stays_as_it_is_and_says_so(
+    cicada: Cicada, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimization, "_times", lambda *_: [[10.0], [10.0], [11.0], [12.0]])
+    result = cicada("prepare", "resnet18", "--random", "0", "--optimize")
+    assert result.exit_code == 0, result.output
+    assert "nothing is faster here" in result.stderr
+    assert rows(result.stdout)["execution"] == "as torchvision's, bit for bit"
+    assert Store(weights).open("resnet18").manifest.optimization is None
