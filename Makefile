@@ -7,7 +7,7 @@ CICADA := $(VENV)/bin/cicada
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint format types fix bench-http soak clean
+.PHONY: help run image test lint format types fix bench-http soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -19,6 +19,9 @@ run: $(VENV)/.installed ## set up, prepare resnet50 once, serve on PORT (8080)
 	  && $(CICADA) prepare resnet50 --random 0; }
 	@echo "Try: curl -i --data-binary @$(PHOTO) localhost:$(PORT)/predictions/resnet50"
 	@exec $(CICADA) serve
+
+image: ## build the container image `cicada`; ARGS="--build-arg TORCH_INDEX=..." and whatever else the build takes
+	@docker build --tag cicada $(ARGS) .
 
 test: $(VENV)/.installed-dev ## the whole suite; ARGS="-m 'not matrix'" leaves out the long part
 	@$(VENV)/bin/pytest $(ARGS)

@@ -208,6 +208,16 @@ def serve(
 
 
 @app.command()
+def health() -> None:
+    """Whether the service with these settings, on this machine, is ready; exit 1 if it is not."""
+    from runtime.health import why_not_ready
+
+    reason = why_not_ready(_settings(None))
+    if reason is not None:
+        _fail(reason)
+
+
+@app.command()
 def invoke(
     image: Annotated[Path, typer.Argument(help="An image file.")],
     model: Annotated[str | None, typer.Option(help="By default the service's.")] = None,

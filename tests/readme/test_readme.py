@@ -6,6 +6,7 @@ prints, where a line `...` leaves lines out. A comment on the line before a fenc
     <!-- outside -->  needs a service outside this machine: not run
     <!-- server -->   serves until interrupted: runs beside the commands that follow, up to the next server
     <!-- ci -->       is run by .ci/run, which runs this test
+    <!-- container --> needs a container engine: is run by tests/container/test_readme.py
 
 Measured numbers may differ from those shown; names, statuses, structure and words may not.
 """
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final, Literal, cast, get_args
 
 import httpx
 import psutil
@@ -39,7 +40,7 @@ NUMBER: Final = re.compile(r"\b[0-9a-f]{12,}\b|\d+(\.\d+)?(e[+-]?\d+)?")
 HEADERS_SHOWN_EXACTLY: Final = {"cicada-model", "cicada-layers"}
 HEADERS_NEVER_TWICE_ALIKE: Final = {"date"}
 
-Marker = Literal["outside", "server", "ci"]
+Marker = Literal["outside", "server", "ci", "container"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,8 @@ def _marker(line: str) -> Marker | None:
     comment = re.fullmatch(r"<!-- (.*) -->", line)
     if comment is None:
         return None
-    if comment[1] not in {"outside", "server", "ci"}:
-        raise ValueError(f"{line} before a fence: expected outside, server or ci")
+    if comment[1] not in get_args(Marker):
+        raise ValueError(f"{line} before a fence: expected one of {', '.join(get_args(Marker))}")
     return cast("Marker", comment[1])
 
 
