@@ -74,13 +74,17 @@ def test_names_are_checked_and_groups_stand_for_several() -> None:
 
 @pytest.mark.timeout(300)
 def test_a_small_run_writes_every_variant_in_the_documented_form(tmp_path: Path) -> None:
-    """Real processes, the peers among them; the numbers' form, not their size."""
-    options = replace(OPTIONS, rounds=1, cold=False, peers=True, folder=tmp_path)
+    """Real processes, all the peers among them; the numbers' form, not their size."""
+    options = replace(OPTIONS, rounds=1, cold=False, peers=True, optimized=True, folder=tmp_path)
     latency.run(options, tmp_path / "figures.json")
     written = json.loads((tmp_path / "figures.json").read_text())
     assert {"command", "threads", "versions", "processor"} <= written["environment"].keys()
     variants = {row["variant"] for row in written["rows"]}
-    assert variants >= {"resident", "cicada", *latency.PEERS}
+    assert variants == {
+        *("resident", "cicada", "cicada_optimized"),
+        *latency.PEERS,
+        *latency.EXTRA_PEERS,
+    }
     assert all(
         {"model", "variant", "format", "granularity", "cache", "n", "median_ms", "p95_ms"}
         <= row.keys()
