@@ -9,6 +9,10 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+# Before torch is there: OpenMP's threads would spin for each other, on the cores that other processes of the
+# same test need. Measurements are made elsewhere.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _settings_are_the_tests_own() -> Iterator[None]:
