@@ -5,7 +5,10 @@ ModelError
         UnknownModel            no such model, or no such version of it
         CorruptModel            a manifest that cannot be used
     CheckpointError         models/checkpoint.py: a weights file that cannot be used
-    PretrainedError         models/pretrained.py: weights that are not published, or cannot be had
+    LabelsError             models/labels.py: a file of class names that cannot be used
+    PreprocessingError      models/preprocessing.py: what the model's images cannot be prepared by
+    PretrainedError         models/pretrained.py: weights that are not published
+        DownloadError           models/download.py: what cannot be had from its host
     UnknownArchitecture     models/catalog.py
 """
 

@@ -2,29 +2,24 @@
 
 import hashlib
 import re
-import socket
-import sys
-import urllib.error
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlparse
 
 import torch.hub
 import torchvision
 
 from models import catalog
+from models import download as downloading
+from models.download import OnProgress
 from models.errors import ModelError
 from models.manifest import InputSpec
 
-_CHUNK_BYTES: Final = 4 << 20
-_STALL_S: Final = 30.0
-
 
 class PretrainedError(ModelError):
-    """Weights that torchvision does not have, or that could not be downloaded."""
+    """Weights that torchvision does not have, or that are not as it published them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +32,21 @@ class Preset:
 
 def weights(architecture: str, name: str = "DEFAULT") -> Any:
     """torchvision's weights of that name. Raises UnknownArchitecture, PretrainedError."""
+    member = any_weights(architecture, name)
+    if member.meta["categories"] is None:
+        raise PretrainedError(
+            f"{architecture}'s {member.name} have no classifier, so they give no labels"
+        )
+    return member
+
+
+def any_weights(architecture: str, name: str) -> Any:
+    """The same, also those without a classifier. Raises UnknownArchitecture, PretrainedError."""
     known = _all_weights(architecture)
     member = getattr(known, name, None)
     if not isinstance(member, known):
         names = ", ".join(member.name for member in known)
         raise PretrainedError(f"{architecture} has no weights {name!r}, expected one of {names}")
-    if member.meta["categories"] is None:
-        raise PretrainedError(
-            f"{architecture}'s {member.name} have no classifier, so they give no labels"
-        )
     return member
 
 
@@ -59,7 +60,7 @@ def preset(architecture: str, image_size: int) -> Preset:
         if found.input.crop == image_size:
             return found
     default = preset_of(_all_weights(architecture).DEFAULT)
-    resize = round(default.input.resize * image_size / default.input.crop)
+    resize = round(_shorter_side(default.input) * image_size / default.input.crop)
     scaled = default.input.model_copy(update={"resize": resize, "crop": image_size})
     return Preset(f"{default.name}, scaled to {image_size}", scaled)
 
@@ -88,48 +89,21 @@ def categories(architecture: str, classes: int) -> list[str] | None:
     return names
 
 
-def download(member: Any) -> Path:
-    """The weights' file, downloaded by torch.hub into its cache unless it is there, its hash checked.
+def download(member: Any, on_progress: OnProgress = lambda _done, _total: None) -> Path:
+    """The weights' file in torch.hub's cache, downloaded unless it is there, its hash checked.
 
-    Raises PretrainedError, and OSError when the cache cannot be written.
+    Raises DownloadError, PretrainedError, and OSError when the cache cannot be written.
     """
     file_name = Path(urlparse(member.url).path).name
     folder = Path(torch.hub.get_dir()) / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name
     expected = _hash_in_name(file_name)
-    if path.exists():
-        if not _sha256(path).startswith(expected):
-            raise PretrainedError(
-                f"{path} is not what torchvision published: delete it and try again"
-            )
-        return path
-    try:
-        with _stalling_at_most(_STALL_S):
-            torch.hub.download_url_to_file(
-                member.url, str(path), expected or None, progress=sys.stderr.isatty()
-            )
-    except (urllib.error.URLError, ConnectionError, TimeoutError, RuntimeError) as error:
-        raise PretrainedError(f"{member.url} could not be downloaded: {_reason(error)}") from error
+    if not path.exists():
+        downloading.download(member.url, path, expected, on_progress)
+    elif not _sha256(path).startswith(expected):
+        raise PretrainedError(f"{path} is not what torchvision published: delete it and try again")
     return path
-
-
-@contextmanager
-def _stalling_at_most(seconds: float) -> Iterator[None]:
-    """torch.hub sets no time limit, and a host that answers nothing would hold it for ever."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"HTTP {error.code} {error.reason}"
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    return (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
 
 
 def _all_weights(architecture: str) -> Any:
@@ -151,8 +125,9 @@ def _hash_in_name(file_name: str) -> str:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _shorter_side(spec: InputSpec) -> int:
+    return spec.resize if isinstance(spec.resize, int) else min(spec.resize)

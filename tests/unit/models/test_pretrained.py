@@ -1,5 +1,4 @@
 import hashlib
-import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +11,7 @@ import torchvision
 
 from models import catalog, pretrained
 from models.catalog import UnknownArchitecture
+from models.download import DownloadError
 from models.pretrained import PretrainedError
 
 CONTENT = b"weights as they are published"
@@ -72,7 +72,7 @@ def test_a_wrong_hash_is_refused_and_nothing_kept(
     host: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = published_at(f"{host}/resnet18-00000000.pth", monkeypatch)
-    with pytest.raises(PretrainedError, match="could not be downloaded: invalid hash"):
+    with pytest.raises(DownloadError, match="expected one that starts with 00000000"):
         pretrained.download(member)
     assert list(cache.iterdir()) == []
 
@@ -83,34 +83,6 @@ def test_a_damaged_file_in_the_cache_is_refused(host: str, monkeypatch: pytest.M
     pretrained.download(member).write_bytes(b"cut sho")
     with pytest.raises(PretrainedError, match="delete it and try again"):
         pretrained.download(member)
-
-
-def test_a_host_that_does_not_have_it(
-    host: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    member = published_at(f"{host}/other-{HASH}.pth", monkeypatch)
-    with pytest.raises(PretrainedError, match="could not be downloaded: HTTP 404 Not Found"):
-        pretrained.download(member)
-    assert list(cache.iterdir()) == []
-
-
-def test_a_host_that_does_not_listen(
-    free_port: int, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    member = published_at(f"http://127.0.0.1:{free_port}/resnet18-{HASH}.pth", monkeypatch)
-    with pytest.raises(PretrainedError, match="could not be downloaded: Connection refused"):
-        pretrained.download(member)
-    assert list(cache.iterdir()) == []
-
-
-def test_a_host_that_answers_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "_STALL_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/resnet18-{HASH}.pth"
-        with pytest.raises(PretrainedError, match="could not be downloaded: timed out"):
-            pretrained.download(published_at(url, monkeypatch))
-    assert socket.getdefaulttimeout() is None
-    assert list(cache.iterdir()) == []
 
 
 def test_weights_are_found_by_name() -> None:
