@@ -132,7 +132,7 @@ class RequestHandler:
                 value = inputs.decode(request.input, body, model.manifest.input, self._max_pixels)
                 timeline.decoded = (start, now_ns())
                 with denormals.taken_as_zero():
-                    logits = run.execute(value)
+                    logits = run.execute(value.to(plan.dtype)).float()
                 return _result(request, model, logits, timeline)
         except BaseException as error:
             run.fail(error)

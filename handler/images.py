@@ -20,6 +20,8 @@ from handler.recognition import looks_like
 from models.manifest import InputSpec
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+Resize = int | tuple[int, int]
+
 MAX_PIXELS: Final = 50_000_000
 """The default of the setting CICADA_MAX_PIXELS, which says the same in the proxy."""
 
@@ -66,17 +68,19 @@ def keep_quiet() -> None:
 
 @lru_cache(maxsize=64)
 def _preset(spec: InputSpec) -> ImageClassification:
-    return ImageClassification(
+    preset = ImageClassification(
         crop_size=spec.crop,
-        resize_size=spec.resize,
         mean=spec.mean,
         std=spec.std,
         interpolation=InterpolationMode(spec.interpolation),
         antialias=spec.antialias,
     )
+    # Its constructor takes the shorter side alone; what it resizes with takes both.
+    preset.resize_size = [spec.resize] if isinstance(spec.resize, int) else list(spec.resize)
+    return preset
 
 
-def _decoded(encoded: bytearray, resize: int, max_pixels: int) -> Image.Image:
+def _decoded(encoded: bytearray, resize: Resize, max_pixels: int) -> Image.Image:
     """The image upright, in RGB; its header is judged before memory is spent on its pixels."""
     if not encoded:
         raise InvalidInput("the body is empty, expected an image")
@@ -124,10 +128,10 @@ def _reason(error: Exception) -> str:
     return text[:_LONGEST_REASON] or type(error).__name__
 
 
-def _check_size(size: tuple[int, int], resize: int, max_pixels: int) -> None:
+def _check_size(size: tuple[int, int], resize: Resize, max_pixels: int) -> None:
     """Refuses what would take too much memory, before or after resizing (a PNG of 312 bytes took 1.2 GB).
 
-    resize: what torchvision makes of the shorter side; the longer follows in proportion.
+    resize: what torchvision makes of the shorter side, while the longer follows in proportion; or of both.
     """
     width, height = size
     if width < 1 or height < 1:
@@ -137,6 +141,8 @@ def _check_size(size: tuple[int, int], resize: int, max_pixels: int) -> None:
             f"the image has {width} x {height} pixels, "
             f"more than the {max_pixels} that CICADA_MAX_PIXELS allows"
         )
+    if not isinstance(resize, int):
+        return  # to a size that is the model's, whatever the image
     shorter, longer = sorted(size)
     resized = resize * int(resize * longer / shorter)
     if resized > max_pixels:

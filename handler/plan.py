@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
+import torch
+
 from handler.errors import ModelFault
 from handler.retrieval import FileLayout, TensorView
 from models import blocked, catalog
@@ -31,6 +33,8 @@ class Plan:
     """How a version's files become its architecture's layers."""
 
     layers: tuple[PlannedLayer, ...]
+    dtype: torch.dtype
+    """In which the layers compute: their input's, and their output's."""
 
     @property
     def names(self) -> list[str]:
@@ -80,7 +84,8 @@ def _plan(model: PreparedModel) -> Plan:
         tuple(
             _planned(model.name, layer, entry)
             for layer, entry in zip(architecture.layers, manifest.layers, strict=True)
-        )
+        ),
+        architecture.dtype,
     )
 
 
@@ -103,6 +108,7 @@ def _architecture(manifest: Manifest) -> Architecture:
         classes=manifest.classes,
         image_size=manifest.image_size,
         fused=None if manifest.optimization is None else manifest.optimization.memory_format,
+        dtype=_DTYPES[manifest.dtype],
     )
 
 

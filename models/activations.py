@@ -25,7 +25,7 @@ def peak_bytes(architecture: Architecture) -> int:
     side = architecture.image_size
     # Not in inference mode, where compound operators reach a dispatch mode whole.
     with torch.no_grad(), _Living(weights) as living:
-        value = torch.empty((1, _CHANNELS, side, side), device="meta")
+        value = torch.empty((1, _CHANNELS, side, side), dtype=architecture.dtype, device="meta")
         for layer in chain:
             value = layer.execute(value)
     peak: int = living.peak_bytes

@@ -2,16 +2,17 @@
 
 import difflib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+import torch
 import torchvision
 from torch import nn
 
 from models import fusion, resnet, vgg, vit
 from models.blueprint import structure_only
 from models.errors import ModelError
-from models.layers import Architecture, Layer
+from models.layers import Architecture, Layer, TensorPlace
 from models.manifest import Granularity, MemoryFormat
 
 Chain = Callable[[Any, Granularity], Iterator[Layer]]
@@ -84,6 +85,21 @@ def torchvision_model(name: str, *, classes: int = 1000, image_size: int = 224) 
     return model.eval()
 
 
+@functools.cache
+def places(name: str) -> Mapping[str, TensorPlace]:
+    """The keys of torchvision's state dict with their shapes and types, as it has them by default.
+
+    Raises UnknownArchitecture.
+    """
+    with structure_only():
+        model = torchvision_model(name)
+    parameters = {key for key, _ in model.named_parameters()}
+    return {
+        key: TensorPlace(key, tuple(tensor.shape), tensor.dtype, key in parameters)
+        for key, tensor in model.state_dict().items()
+    }
+
+
 @functools.lru_cache(maxsize=16)
 def architecture(
     name: str,
@@ -92,6 +108,7 @@ def architecture(
     classes: int = 1000,
     image_size: int = 224,
     fused: MemoryFormat | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Architecture:
     """The chain of layers of torchvision's `name`. It holds structure, no weights, so it may be kept.
 
@@ -102,13 +119,14 @@ def architecture(
     with structure_only():
         model = torchvision_model(name, classes=classes, image_size=image_size)
     taken = {} if fused is None else fusion.fuse(model, fused)
-    chain = tuple(_CHAINS[name](model, granularity))
+    chain = tuple(_CHAINS[name](model.to(dtype), granularity))
     return Architecture(
         name,
         granularity,
         classes,
         image_size,
         chain,
+        dtype=dtype,
         folded=taken,
         fused=fusion.is_fused(model),
     )

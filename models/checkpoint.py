@@ -1,12 +1,9 @@
 """A user's checkpoint file -> a state dict that fits an architecture exactly."""
 
 import math
-import re
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Final
 
 import safetensors
@@ -14,65 +11,95 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from models import catalog
+from models import catalog, file_kinds, key_names, unpickling
 from models.errors import ModelError
 from models.layers import Architecture, TensorPlace
 
 StateDict = Mapping[str, Tensor]
 
-_NESTING_KEYS: Final = (
-    "state_dict",
-    "model_state_dict",
-    "model_state",
-    "model",
-    "net",
-    "network",
-    "weights",
+_NO_WEIGHTS: Final = (
+    "optim",
+    "sched",
+    "lr_sched",
+    "scaler",
+    "grad_scaler",
+    "callbacks",
+    "loops",
+    "hyper_parameters",
+    "hparams",
+    "args",
+    "rng",
 )
-_PREFIXES: Final = ("module.", "_orig_mod.")
-"""What wrappers put before every key: data parallel, compilation."""
-_EARLIER_NAMES: Final = (
-    (re.compile(r"\.mlp\.linear_1\."), ".mlp.0."),
-    (re.compile(r"\.mlp\.linear_2\."), ".mlp.3."),
-)
-"""A ViT's keys before torchvision 0.13 (pytorch/vision pull request 6053); its published files still
-have them, and its modules rename them when they load."""
+"""How keys start under which trainers keep tensors that are no model's."""
+_TOP: Final = "."
+"""What `--key` calls the file's outermost dict."""
 _COUNTER: Final = "num_batches_tracked"
+_POSITIONS: Final = "encoder.pos_embedding"
+"""A ViT's, whose length is that of its image's patches."""
 _LISTED: Final = 10
+_CHUNK_ELEMENTS: Final = 1 << 20
 
 
 class CheckpointError(ModelError):
     """A weights file that cannot be used; the message names file, found and expected."""
 
 
-def read(path: Path, key: str | None = None) -> dict[str, Tensor]:
+@dataclass(slots=True)
+class Findings:
+    """What of a checkpoint was taken otherwise than as it stands there: nothing is guessed silently."""
+
+    beside: dict[str, str] = field(default_factory=dict)
+    """Entries of the state dict that are no tensors, and what they are."""
+    prefix: str = ""
+    head: Mapping[str, str] = field(default_factory=dict)
+    """The head's keys by those in the file, where it was replaced."""
+    recognized: str = ""
+    """The architecture, where no one named it."""
+    not_finite: dict[str, int] = field(default_factory=dict)
+    """How many values are NaN or infinite, by the tensor's key."""
+
+    def sentences(self) -> Iterator[str]:
+        if self.recognized:
+            yield f"the keys and shapes are those of {self.recognized}"
+        if self.beside:
+            entries = [f"{key} ({kind})" for key, kind in self.beside.items()]
+            yield f"left out, since they are no tensors: {_listed(entries)}"
+        if self.prefix:
+            yield f"every key was taken without its {self.prefix!r}"
+        if self.head:
+            names = [f"{found} as {name}" for found, name in self.head.items()]
+            yield (
+                f"the head was replaced: {_listed(names)}; "
+                "what else is there has no weights and is taken for dropout, which changes no answer"
+            )
+        if self.not_finite:
+            tensors = [f"{key} ({count} values)" for key, count in self.not_finite.items()]
+            yield f"NaN or infinite, so that answers may be: {_listed(tensors)}"
+
+
+def read(path: Path, key: str | None = None, findings: Findings | None = None) -> dict[str, Tensor]:
     """The state dict in a file of torch.save or safetensors, told apart by content.
 
     No code in the file is run. Tensors are mapped from the file where its format allows, not read.
-    `key` says where in the file it lies (`ema.state_dict`), which is needed if there are several.
-    Raises CheckpointError, and OSError if the file cannot be opened.
+    `key` says where in the file it lies (`ema.state_dict`), which is needed if there are several; it may
+    end in what precedes the wanted keys. Raises CheckpointError, and OSError if the file cannot be opened.
     """
-    start = _start(path)
-    if not start:
-        raise CheckpointError(f"{path} is empty, expected a state dict")
-    if _is_safetensors(start, path):
-        return _with_current_names(_without_prefixes(_read_safetensors(path)))
-    content = _load(path, mapped=start.startswith(b"PK\x03\x04"))
-    return _with_current_names(_without_prefixes(_state_dict(path, content, key)))
+    start = file_kinds.start_of(path)
+    if file_kinds.is_safetensors(start):
+        content: object = _read_safetensors(path, start)
+    else:
+        content = _load(path, start)
+    chosen = _chosen(path, content, key)
+    return key_names.without_outer_wrappers(_tensors(path, chosen, findings or Findings()))
 
 
-def _start(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(16)
-
-
-def _is_safetensors(start: bytes, path: Path) -> bool:
-    """By its form: eight bytes of header length, then a JSON object."""
-    header_bytes = int.from_bytes(start[:8], "little")
-    return start[8:9] == b"{" and header_bytes <= path.stat().st_size - 8
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path, start: bytes) -> dict[str, Tensor]:
+    found, expected = path.stat().st_size, file_kinds.safetensors_bytes(path, start)
+    if expected is not None and found < expected:
+        raise CheckpointError(
+            f"{path} is cut short, as of half a download: it has {found} bytes, "
+            f"its safetensors header says {expected} or more"
+        )
     try:
         tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
@@ -80,107 +107,115 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("__pad.")}
 
 
-def _load(path: Path, *, mapped: bool) -> Any:
+def _load(path: Path, start: bytes) -> Any:
+    kind = file_kinds.recognized(path, start)
+    if kind is not None:
+        raise CheckpointError(f"{path} is {kind}")
     try:
-        with path.open("rb") as file, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Validating sparse tensor")
-            # torch.load maps by name only, and takes files named so for safetensors whatever they hold.
-            mapped = mapped and path.suffix != ".safetensors"
-            content = str(path) if mapped else file
-            return torch.load(content, map_location="cpu", weights_only=True, mmap=mapped)
-    except UnpicklingError as error:
-        pickled = re.search(r"GLOBAL ([\w.]+)", str(error))
-        found = f"it holds {pickled[1]}" if pickled else "it is not one"
-        raise CheckpointError(
-            f"{path} cannot be read as a checkpoint of tensors alone: {found}; "
-            "expected what torch.save(model.state_dict(), file) or safetensors writes"
-        ) from error
-    except Exception as error:  # damaged bytes fail in torch wherever they lead it: IndexError, ...
-        reason = str(error).partition("\n")[0].removesuffix(".") or type(error).__name__
-        raise CheckpointError(
-            f"{path} cannot be read as a checkpoint, it is damaged or of another kind: {reason}"
-        ) from error
+        return unpickling.load(path, mapped=file_kinds.is_zip(start))
+    except unpickling.Unreadable as error:
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
 
 
-def _state_dict(path: Path, content: object, key: str | None) -> dict[str, Tensor]:
+def _chosen(path: Path, content: object, key: str | None) -> Mapping[str, object]:
+    """The dict with the weights. Raises CheckpointError if there is none, or no way to tell which."""
     if key is not None:
-        return _checked(path, _at(path, content, key))
-    candidates = dict(_candidates(content))
+        return _at(path, content, key)
+    found = dict(_candidates(content))
+    candidates = {place: held for place, held in found.items() if _has_matrix(held)} or found
     if not candidates:
-        raise CheckpointError(
-            f"{path} holds {_describe(content)}, expected a state dict, plain or under one of "
-            f"{', '.join(_NESTING_KEYS)}"
-        )
+        raise CheckpointError(f"{path} holds {_describe(content)}, expected a state dict")
     if len(candidates) > 1:
         raise CheckpointError(
             f"{path} holds {len(candidates)} state dicts, choose one with --key: {', '.join(candidates)}"
         )
-    return _checked(path, next(iter(candidates.values())))
+    return next(iter(candidates.values()))
 
 
 def _at(path: Path, content: object, key: str) -> Mapping[str, object]:
-    for part in key.split("."):
-        if not isinstance(content, Mapping) or part not in content:
-            raise CheckpointError(f"{path} has nothing under {key!r}: found {_describe(content)}")
-        content = content[part]
-    if not isinstance(content, Mapping):
-        raise CheckpointError(
-            f"{path} has {_describe(content)} under {key!r}, expected a state dict"
-        )
-    return content
+    found = content if key == _TOP else _below(content, key)
+    if found is None:
+        raise CheckpointError(f"{path} has nothing under {key!r}: found {_describe(content)}")
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{path} has {_describe(found)} under {key!r}, expected a state dict")
+    return found
 
 
-def _candidates(content: object, place: str = "") -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The dicts that hold tensors, each under its place in the file; the innermost count."""
+def _below(content: object, key: str) -> object | None:
+    """What lies under the key, whose parts are keys of dicts, may have dots, and may end in a prefix."""
     if not isinstance(content, Mapping):
+        return None
+    if key in content:
+        return content[key]  # type: ignore[no-any-return]
+    parts = key.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        outer, inner = ".".join(parts[:length]), ".".join(parts[length:])
+        found = _below(content[outer], inner) if outer in content else None
+        if found is not None:
+            return found
+    prefix = f"{key}."
+    return {
+        name.removeprefix(prefix): value
+        for name, value in content.items()
+        if isinstance(name, str) and name.startswith(prefix)
+    } or None
+
+
+def _candidates(
+    content: object, place: str = "", within: frozenset[int] = frozenset()
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The dicts that hold tensors, each under its place in the file.
+
+    within: the dicts around it, since a pickle may hold a dict that holds itself.
+    """
+    if not isinstance(content, Mapping) or id(content) in within:
         return
-    nested = [
-        candidate
-        for key in _NESTING_KEYS
-        if key in content
-        for candidate in _candidates(content[key], f"{place}.{key}" if place else key)
-    ]
-    yield from nested
-    if not nested and any(isinstance(value, Tensor) for value in content.values()):
-        yield place, content
+    if any(isinstance(value, Tensor) for value in content.values()):
+        yield place or _TOP, content
+    for key, value in content.items():
+        if isinstance(key, str) and not key.startswith(_NO_WEIGHTS):
+            inner = f"{place}.{key}" if place else key
+            yield from _candidates(value, inner, within | {id(content)})
 
 
-def _checked(path: Path, candidate: Mapping[str, object]) -> dict[str, Tensor]:
+def _has_matrix(content: Mapping[str, object]) -> bool:
+    """Whether one of its tensors has two dimensions: single figures and vectors lie beside weights too."""
+    return any(isinstance(value, Tensor) and value.dim() > 1 for value in content.values())
+
+
+def _tensors(path: Path, chosen: Mapping[str, object], findings: Findings) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for key, value in candidate.items():
-        if not isinstance(value, Tensor) or not isinstance(key, str):
-            raise CheckpointError(
-                f"{path} has {type(value).__name__} under {key!r}, expected tensors alone"
-            )
+    for key, value in chosen.items():
+        if not isinstance(value, Tensor):
+            findings.beside[str(key)] = _kind(value)
+            continue
+        if not isinstance(key, str):
+            raise CheckpointError(f"{path} has a tensor under {key!r}, expected names as keys")
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise CheckpointError(f"{path}: {key} is not a plain tensor with values")
-        tensors[key] = value
+        tensors[key] = value.detach()
+    if not tensors:
+        raise CheckpointError(f"{path} holds {_describe(chosen)}, expected a state dict")
     return tensors
 
 
 def _describe(content: object) -> str:
-    if not isinstance(content, Mapping):
-        return f"a {type(content).__name__}"
-    keys = [str(key) for key in content]
-    shown = ", ".join(keys[:_LISTED])
-    return f"a dict of {len(keys)} entries ({shown}{', ...' if len(keys) > _LISTED else ''})"
+    if unpickling.is_module(content):
+        name = unpickling.stands_for(content)
+        return (
+            f"a whole pickled module ({name}), whose code is not run; "
+            "save model.state_dict() instead"
+        )
+    if not isinstance(content, Mapping) or unpickling.stands_for(content):
+        return f"a {_kind(content)}"
+    entries = [f"{key}: {_kind(value)}" for key, value in content.items()]
+    modules = [value for value in content.values() if unpickling.is_module(value)]
+    within = f"; {_describe(modules[0])}" if modules else ""
+    return f"a dict of {len(entries)} entries ({_listed(entries)}){within}"
 
 
-def _without_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    for prefix in _PREFIXES:
-        if tensors and all(key.startswith(prefix) for key in tensors):
-            return _without_prefixes({key.removeprefix(prefix): tensors[key] for key in tensors})
-    return tensors
-
-
-def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {_current_name(key): tensor for key, tensor in tensors.items()}
-
-
-def _current_name(key: str) -> str:
-    for earlier, current in _EARLIER_NAMES:
-        key = earlier.sub(current, key)
-    return key
+def _kind(value: object) -> str:
+    return unpickling.stands_for(value) or type(value).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,30 +226,50 @@ class Dimensions:
     image_size: int = 224
 
 
+def head(places: Mapping[str, TensorPlace]) -> str:
+    """The path of the last layer with a matrix, whose rows are the classes."""
+    last = [place.key for place in places.values() if place.parameter and len(place.shape) > 1][-1]
+    return last.rpartition(".")[0]
+
+
+def named(path: Path | str, name: str, tensors: StateDict) -> key_names.Named:
+    """The tensors under the names of torchvision's `name`. Raises CheckpointError, UnknownArchitecture."""
+    places = catalog.places(name)
+    try:
+        return key_names.named(tensors, places.keys(), head(places))
+    except key_names.SeveralModels as error:
+        raise CheckpointError(
+            f"{path} holds {len(error.prefixes)} models, choose one with --key: {error}"
+        ) from error
+
+
 def dimensions(name: str, tensors: StateDict) -> Dimensions:
     """Classes from the head's shape, a ViT's image size from its position embedding's length.
 
     What the tensors do not tell stays as torchvision has it; `fit` then says what is missing.
     Raises UnknownArchitecture.
     """
-    usual = catalog.architecture(name)
-    places = [place for layer in usual.layers for place in layer.tensors]
-    head = [place for place in places if place.parameter and len(place.shape) == 2][-1]
+    places, usual = catalog.places(name), Dimensions()
     return Dimensions(
-        classes=_length(tensors.get(head.key), dim=0) or usual.classes,
-        image_size=_vit_image_size(usual, tensors) or usual.image_size,
+        classes=_length(tensors.get(f"{head(places)}.weight"), dim=0) or usual.classes,
+        image_size=_vit_image_size(places, tensors) or usual.image_size,
     )
+
+
+def has_fixed_image_size(name: str) -> bool:
+    """Whether weights of this architecture are for images of one size: a ViT's positions are."""
+    return _POSITIONS in catalog.places(name)
 
 
 def _length(tensor: Tensor | None, *, dim: int) -> int | None:
     return tensor.shape[dim] if tensor is not None and tensor.dim() > dim else None
 
 
-def _vit_image_size(usual: Architecture, tensors: StateDict) -> int | None:
-    if not usual.name.startswith("vit"):
+def _vit_image_size(places: Mapping[str, TensorPlace], tensors: StateDict) -> int | None:
+    if _POSITIONS not in places:
         return None
     patch_side = _length(tensors.get("conv_proj.weight"), dim=3)
-    positions = _length(tensors.get("encoder.pos_embedding"), dim=1)
+    positions = _length(tensors.get(_POSITIONS), dim=1)
     if patch_side is None or positions is None or positions < 2:
         return None
     patches_per_side = math.isqrt(positions - 1)
@@ -224,15 +279,36 @@ def _vit_image_size(usual: Architecture, tensors: StateDict) -> int | None:
 class Fitted(Mapping[str, Tensor]):
     """A state dict in the architecture's types; a tensor is converted when asked for, and not kept."""
 
-    def __init__(self, places: Mapping[str, TensorPlace], tensors: StateDict) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        places: Mapping[str, TensorPlace],
+        tensors: StateDict,
+        findings: Findings | None = None,
+    ) -> None:
+        self._path = path
         self._places = places
         self._tensors = tensors
+        self._findings = findings or Findings()
 
     def __getitem__(self, key: str) -> Tensor:
+        """Raises CheckpointError for values that the type cannot hold."""
         place = self._places[key]
-        if key not in self._tensors:
-            return torch.zeros(place.shape, dtype=place.dtype)
-        return self._tensors[key].detach().to(place.dtype)
+        tensor = self._tensors.get(key)
+        if key.endswith(_COUNTER):
+            return _counter(place, tensor)
+        if tensor is None:
+            raise KeyError(key)
+        converted = tensor.to(place.dtype).resolve_neg()
+        count = _not_finite(converted)
+        if count and count != _not_finite(tensor):
+            raise CheckpointError(
+                f"{self._path}: {key} has values that {place.dtype} cannot hold; "
+                "choose another with --dtype"
+            )
+        if count:
+            self._findings.not_finite[key] = count
+        return converted
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -241,31 +317,67 @@ class Fitted(Mapping[str, Tensor]):
         return len(self._places)
 
 
-def fit(path: Path | str, architecture: Architecture, tensors: StateDict) -> Fitted:
+def _counter(place: TensorPlace, tensor: Tensor | None) -> Tensor:
+    """A batch counter, which inference never reads: 0 if the checkpoint has none that is a number."""
+    if tensor is None or not bool(torch.isfinite(tensor).all()):
+        return torch.zeros(place.shape, dtype=place.dtype)
+    return tensor.to(place.dtype).reshape(place.shape)
+
+
+def _not_finite(tensor: Tensor) -> int:
+    """How many values are NaN or infinite; in pieces, to take no memory of the tensor's size."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return 0
+    if tensor.itemsize > 1:  # the least and greatest value of 8-bit types are not implemented
+        least, greatest = torch.aminmax(tensor)  # NaN if any value is
+        if math.isfinite(least) and math.isfinite(greatest):
+            return 0
+    pieces = torch.split(tensor.reshape(-1), _CHUNK_ELEMENTS)
+    return sum(int(piece.numel() - torch.isfinite(piece).sum()) for piece in pieces)
+
+
+def fit(
+    path: Path | str,
+    architecture: Architecture,
+    tensors: StateDict,
+    findings: Findings | None = None,
+) -> Fitted:
     """The tensors as the architecture wants them; `path` is for the message.
 
     Strict: every key must be there and no other. Only batch counters, which checkpoints of before
-    2018 lack and inference never reads, are filled in with zero. Raises CheckpointError.
+    2018 lack and inference never reads, may be absent or too many. Raises CheckpointError.
     """
     places = {place.key: place for layer in architecture.layers for place in layer.tensors}
+    found = [f"{len(keys)} {kind} ({_listed(keys)})" for kind, keys in misfits(places, tensors)]
+    if found:
+        raise CheckpointError(f"{path} does not fit {architecture.name}: {'; '.join(found)}")
+    return Fitted(path, places, tensors, findings)
+
+
+def misfits(
+    places: Mapping[str, TensorPlace], tensors: StateDict
+) -> Iterator[tuple[str, list[str]]]:
+    """The keys that do not fit, by what is wrong with them."""
     absent = (key for key in places if key not in tensors)
-    misfits = {
+    kinds = {
         "missing": [key for key in absent if not key.endswith(_COUNTER)],
-        "unexpected": [key for key in tensors if key not in places],
+        "unexpected": [
+            key for key in tensors if key not in places and not key.endswith(f".{_COUNTER}")
+        ],
         "misshapen": [
             misfit for key, place in places.items() for misfit in _misfit(place, tensors.get(key))
         ],
     }
-    found = [f"{len(keys)} {kind} ({_listed(keys)})" for kind, keys in misfits.items() if keys]
-    if found:
-        raise CheckpointError(f"{path} does not fit {architecture.name}: {'; '.join(found)}")
-    return Fitted(places, tensors)
+    yield from ((kind, keys) for kind, keys in kinds.items() if keys)
 
 
 def _misfit(place: TensorPlace, tensor: Tensor | None) -> Iterator[str]:
     if tensor is None:
         return
-    if tuple(tensor.shape) != place.shape:
+    if place.key.endswith(_COUNTER):
+        if tensor.numel() != 1:
+            yield f"{place.key}: found {list(tensor.shape)}, expected one number"
+    elif tuple(tensor.shape) != place.shape:
         yield f"{place.key}: found {list(tensor.shape)}, expected {list(place.shape)}"
     elif place.dtype.is_floating_point != tensor.is_floating_point():
         yield f"{place.key}: found {tensor.dtype}, expected {place.dtype}"

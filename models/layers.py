@@ -165,6 +165,8 @@ class Architecture:
     """Of a fused one: by each convolution's name the normalization that it has taken over."""
     fused: bool = False
     """Whether there was anything to fuse."""
+    dtype: torch.dtype = torch.float32
+    """In which its layers compute; every floating-point parameter and buffer has it."""
 
     @property
     def keys(self) -> frozenset[str]:

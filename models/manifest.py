@@ -17,6 +17,13 @@ WeightFormat = Literal["safetensors", "pth"]
 MemoryFormat = Literal["contiguous", "channels_last", "blocked"]
 DataType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 """Element types under their safetensors names."""
+Precision = Literal["F32", "F16", "BF16", "F64"]
+"""In which a model's weights lie and its layers compute."""
+Interpolation = Literal[
+    "nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos"
+]
+"""torchvision's names of them."""
+Pixels = Annotated[int, Field(gt=0)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 ELEMENT_BYTES: Final[dict[DataType, int]] = {
@@ -106,14 +113,15 @@ class LayerEntry(_Entry):
 class InputSpec(_Entry):
     """How an image becomes the model's input, as torchvision's `ImageClassification` preset does it.
 
-    `resize` and `crop` are in pixels; `mean` and `std` per RGB channel in units of 0..1.
+    `resize` is the shorter side's pixels, or (height, width); `crop` the square's that is cut from the
+    centre; `mean` and `std` are per RGB channel in units of 0..1.
     """
 
-    resize: int = Field(gt=0)
+    resize: Pixels | tuple[Pixels, Pixels]
     crop: int = Field(gt=0)
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    interpolation: Literal["nearest", "bilinear", "bicubic"]
+    interpolation: Interpolation
     antialias: bool = True
 
 
@@ -158,9 +166,12 @@ class Manifest(_Entry):
     classes: int = Field(gt=0)
     input: InputSpec
     preset: str = ""
-    """The torchvision weights whose preprocessing `input` is: `IMAGENET1K_V2`."""
+    """The torchvision weights whose preprocessing `input` is, and what of it was changed: `IMAGENET1K_V2`."""
     labels: Literal["labels.json"] | None
     labels_sha256: Sha256 | None = None
+    dtype: Precision = "F32"
+    found_dtypes: tuple[str, ...] = ()
+    """Of the source's floating-point weights, where another than `dtype` is among them."""
     activation_bytes: int = Field(default=0, ge=0)
     """Peak of the activations of one image, the image included (`models/activations.py`); 0: not known."""
     optimization: Optimization | None = None

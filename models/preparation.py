@@ -1,13 +1,29 @@
 """Weights from a checkpoint, a seed or torchvision -> a version of a model in the store."""
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
+import torch
 from torch import Tensor
 
-from models import activations, catalog, checkpoint, optimization, pretrained, weight_files
+from models import (
+    activations,
+    catalog,
+    checkpoint,
+    labels,
+    mapped_memory,
+    optimization,
+    preprocessing,
+    pretrained,
+    recognition,
+    weight_files,
+)
+from models.checkpoint import CheckpointError, Findings, Fitted
+from models.download import OnProgress
 from models.layers import Architecture, TensorPlace
 from models.manifest import (
     BlockedLayout,
@@ -15,12 +31,36 @@ from models.manifest import (
     LayerEntry,
     Manifest,
     Optimization,
+    Precision,
     WeightFormat,
     layer_file_name,
 )
+from models.preprocessing import Changes, PreprocessingError
 from models.pretrained import Preset
 from models.random_weights import RandomWeights
-from models.store import PreparedModel, Store
+from models.store import PreparedModel, Store, StoreError
+
+DTYPES: Final[dict[Precision, torch.dtype]] = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+}
+_RELEASED_AFTER_BYTES: Final = 64 << 20
+"""As often are a mapped checkpoint's pages let go: more often costs time, more seldom memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user wants of a model otherwise than it comes.
+
+    preset: the torchvision weights whose preprocessing it has; labels: a file of them.
+    """
+
+    dtype: Precision = "F32"
+    labels: Path | None = None
+    preset: str | None = None
+    preprocessing: Changes = field(default_factory=Changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +74,17 @@ class Source:
     optimization: Optimization | None = None
     layouts: Mapping[str, BlockedLayout] = field(default_factory=dict)
     """Of the weights that are blocked, by key."""
+    labels: tuple[str, ...] | None = None
+    """The user's; without them, torchvision's categories where there are 1000 classes."""
+    findings: Findings = field(default_factory=Findings)
+    """What of the file was taken otherwise than it stands there; complete when the weights are written."""
+    found_dtypes: tuple[str, ...] = ()
+    file: Path | None = None
+    """From which the weights may be mapped."""
+
+    @property
+    def dtype(self) -> Precision:
+        return next(name for name, dtype in DTYPES.items() if dtype == self.architecture.dtype)
 
     @property
     def bytes(self) -> int:
@@ -42,26 +93,51 @@ class Source:
 
 
 def from_checkpoint(
-    path: Path, architecture: str, granularity: Granularity, key: str | None = None
+    path: Path,
+    architecture: str | None,
+    granularity: Granularity,
+    key: str | None = None,
+    options: Options = Options(),
 ) -> Source:
-    """A user's file. Raises CheckpointError, UnknownArchitecture, OSError."""
-    chain, weights = _fitted(path, architecture, granularity, key)
-    preset = pretrained.preset(architecture, chain.image_size)
-    return Source(f"checkpoint:{path.name}", chain, weights, preset)
+    """A user's file; without an architecture, it is recognized.
+
+    Raises CheckpointError, LabelsError, PreprocessingError, PretrainedError, UnknownArchitecture, OSError.
+    """
+    return _from_file(path, f"checkpoint:{path.name}", architecture, granularity, key, options)
 
 
-def from_seed(seed: int, architecture: str, granularity: Granularity) -> Source:
-    """Random weights. Raises UnknownArchitecture."""
-    chain = catalog.architecture(architecture, granularity=granularity)
-    preset = pretrained.preset(architecture, chain.image_size)
-    return Source(f"random:{seed}", chain, RandomWeights(chain, seed), preset)
+def from_seed(
+    seed: int,
+    architecture: str,
+    granularity: Granularity,
+    options: Options = Options(),
+) -> Source:
+    """Random weights. Raises UnknownArchitecture, and what options that do not suit raise."""
+    usual = catalog.architecture(architecture)
+    size = options.preprocessing.crop or usual.image_size
+    preset = preprocessing.chosen(
+        architecture, size, options.preset, options.preprocessing, fixed=False
+    )
+    chain = _chain(architecture, granularity, usual.classes, preset.input.crop, options)
+    weights: Mapping[str, Tensor] = RandomWeights(chain, seed)
+    if options.dtype != "F32":  # the same numbers as in float32, rounded
+        exact = _chain(architecture, granularity, usual.classes, preset.input.crop, Options())
+        weights = Fitted(f"random:{seed}", _places(chain), RandomWeights(exact, seed))
+    return Source(f"random:{seed}", chain, weights, preset, labels=_labels(options, chain))
 
 
-def from_torchvision(weights_name: str, architecture: str, granularity: Granularity) -> Source:
+def from_torchvision(
+    weights_name: str,
+    architecture: str,
+    granularity: Granularity,
+    options: Options = Options(),
+    on_download: OnProgress = lambda _done, _total: None,
+) -> Source:
     """Trained weights, downloaded if need be. Raises PretrainedError, UnknownArchitecture, OSError."""
     member = pretrained.weights(architecture, weights_name)
-    chain, weights = _fitted(pretrained.download(member), architecture, granularity)
-    return Source(f"pretrained:{member.name}", chain, weights, pretrained.preset_of(member))
+    path = pretrained.download(member, on_download)
+    wished = options if options.preset else _with_preset(options, member.name)
+    return _from_file(path, f"pretrained:{member.name}", architecture, granularity, None, wished)
 
 
 def optimized(source: Source, weight_format: WeightFormat, threads: int) -> Source:
@@ -87,13 +163,16 @@ def prepare(
 ) -> PreparedModel:
     """Writes the weights layer by layer and makes them the model's current version.
 
-    `on_written` is told the bytes of each piece written. Raises StoreError and OSError, and then leaves
-    the store as it was.
+    `on_written` is told the bytes of each piece written. Raises StoreError, CheckpointError and OSError,
+    and then leaves the store as it was.
     """
     chain = source.architecture
+    activation_bytes = _activation_bytes(chain)
+    _check_room(store, source)
     with store.writer(name) as writer:
-        layers = tuple(_layer_entries(writer.path, source, weight_format, on_written))
-        labels = pretrained.categories(chain.name, chain.classes)
+        written = _releasing(source.file, on_written)
+        layers = tuple(_layer_entries(writer.path, source, weight_format, written))
+        names = source.labels or pretrained.categories(chain.name, chain.classes)
         return writer.publish(
             Manifest(
                 format_version=1,
@@ -104,9 +183,11 @@ def prepare(
                 classes=chain.classes,
                 input=source.preset.input,
                 preset=source.preset.name,
-                labels="labels.json" if labels else None,
-                labels_sha256=writer.write_labels(labels) if labels else None,
-                activation_bytes=activations.peak_bytes(chain),
+                labels="labels.json" if names else None,
+                labels_sha256=writer.write_labels(names) if names else None,
+                dtype=source.dtype,
+                found_dtypes=source.found_dtypes,
+                activation_bytes=activation_bytes,
                 optimization=source.optimization,
                 source=source.name,
                 layers=layers,
@@ -114,15 +195,123 @@ def prepare(
         )
 
 
-def _fitted(
-    path: Path, architecture: str, granularity: Granularity, key: str | None = None
-) -> tuple[Architecture, Mapping[str, Tensor]]:
-    tensors = checkpoint.read(path, key)
-    found = checkpoint.dimensions(architecture, tensors)
-    chain = catalog.architecture(
-        architecture, granularity=granularity, classes=found.classes, image_size=found.image_size
+def _from_file(
+    path: Path,
+    source: str,
+    architecture: str | None,
+    granularity: Granularity,
+    key: str | None,
+    options: Options,
+) -> Source:
+    findings = Findings()
+    read = checkpoint.read(path, key, findings)
+    name = architecture or recognition.recognize(path, read)
+    findings.recognized = "" if architecture else name
+    named = checkpoint.named(path, name, read)
+    findings.prefix, findings.head = named.prefix, named.head
+    found = checkpoint.dimensions(name, named.tensors)
+    preset = preprocessing.chosen(
+        name,
+        found.image_size,
+        options.preset,
+        options.preprocessing,
+        fixed=checkpoint.has_fixed_image_size(name),
     )
-    return chain, checkpoint.fit(path, chain, tensors)
+    chain = _chain(name, granularity, found.classes, preset.input.crop, options)
+    try:
+        weights = checkpoint.fit(path, chain, named.tensors, findings)
+    except CheckpointError as error:
+        advice = named.head_trouble or recognition.suggestion(path, read, instead_of=name)
+        raise CheckpointError(f"{error}; {advice}" if advice else str(error)) from error
+    return Source(
+        source,
+        chain,
+        weights,
+        preset,
+        labels=_labels(options, chain),
+        findings=findings,
+        found_dtypes=_other_dtypes(named.tensors, chain.dtype),
+        file=path,
+    )
+
+
+def _with_preset(options: Options, preset: str) -> Options:
+    return Options(options.dtype, options.labels, preset, options.preprocessing)
+
+
+def _chain(
+    name: str, granularity: Granularity, classes: int, image_size: int, options: Options
+) -> Architecture:
+    try:
+        chain = catalog.architecture(
+            name,
+            granularity=granularity,
+            classes=classes,
+            image_size=image_size,
+            dtype=DTYPES[options.dtype],
+        )
+    except AssertionError as error:  # torchvision's: a ViT's images are whole patches
+        raise PreprocessingError(
+            f"{name} takes no images of {image_size} x {image_size} pixels: {error}"
+        ) from error
+    if options.preprocessing.crop is not None:
+        _activation_bytes(chain)
+    return chain
+
+
+def _activation_bytes(chain: Architecture) -> int:
+    """Raises PreprocessingError for images too small for what halves them again and again."""
+    try:
+        return activations.peak_bytes(chain)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise PreprocessingError(
+            f"{chain.name} takes no images of {chain.image_size} x {chain.image_size} pixels: {reason}"
+        ) from error
+
+
+def _labels(options: Options, chain: Architecture) -> tuple[str, ...] | None:
+    return None if options.labels is None else tuple(labels.read(options.labels, chain.classes))
+
+
+def _places(chain: Architecture) -> dict[str, TensorPlace]:
+    return {place.key: place for layer in chain.layers for place in layer.tensors}
+
+
+def _other_dtypes(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[str, ...]:
+    """The floating-point types in the file, unless they are the model's alone."""
+    found = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    names: dict[torch.dtype, str] = dict(weight_files.DATA_TYPES)
+    if found <= {dtype}:
+        return ()
+    return tuple(sorted(names.get(other, str(other).removeprefix("torch.")) for other in found))
+
+
+def _check_room(store: Store, source: Source) -> None:
+    """A disk that is too small is known before anything is written; one that fills up meanwhile, then."""
+    folder = next(path for path in (store.root, *store.root.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    if free < source.bytes:
+        raise StoreError(
+            f"{store.root}: no space left for the model's {source.bytes} bytes, {free} are free"
+        )
+
+
+def _releasing(file: Path | None, on_written: Callable[[int], None]) -> Callable[[int], None]:
+    """`on_written`, which also lets go of the mapped checkpoint's pages from time to time."""
+    if file is None:
+        return on_written
+    pending = 0
+
+    def written(size: int) -> None:
+        nonlocal pending
+        pending += size
+        if pending >= _RELEASED_AFTER_BYTES:
+            mapped_memory.release(file)
+            pending = 0
+        on_written(size)
+
+    return written
 
 
 def _layer_entries(

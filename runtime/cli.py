@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from models.errors import ModelError
 
 if TYPE_CHECKING:
+    from models.manifest import Precision
     from runtime.settings import Settings
 
 app = typer.Typer(
@@ -40,6 +41,13 @@ JsonFile = Annotated[
 Folder = Annotated[Path | None, typer.Option(help="Where stores are made, and removed again.")]
 
 DEFAULT_PRETRAINED: Final = "DEFAULT"
+
+_PRECISIONS: Final[dict[str, "Precision"]] = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float64": "F64",
+}
 
 
 class OptionalWeightsCommand(TyperCommand):
@@ -88,7 +96,9 @@ def _settings(weights: Path | None) -> "Settings":
 
 @app.command(cls=OptionalWeightsCommand)
 def prepare(
-    name: Annotated[str, typer.Argument(help="The model's name in the store.")],
+    name: Annotated[
+        str | None, typer.Argument(help="The model's name in the store.", show_default=False)
+    ] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -105,9 +115,16 @@ def prepare(
             metavar="[WEIGHTS]", help="Download torchvision's weights, by default its best."
         ),
     ] = None,
+    all_pretrained: Annotated[
+        bool,
+        typer.Option("--all-pretrained", help="Download the paper's ten, each under its own name."),
+    ] = False,
     architecture: Annotated[
         str | None,
-        typer.Option(metavar="ARCH", help="The torchvision model, if NAME is not its name."),
+        typer.Option(
+            metavar="ARCH",
+            help="The torchvision model, if NAME is not its name; of a checkpoint it is recognized.",
+        ),
     ] = None,
     granularity: Annotated[
         Literal["stage", "block"], typer.Option(help="How finely the model is cut into layers.")
@@ -126,23 +143,81 @@ def prepare(
             help="Fuse convolutions, if that measures faster here: equal within 1e-4, not bit for bit.",
         ),
     ] = False,
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16", "float64"],
+        typer.Option(help="Type of the weights, and of the computation."),
+    ] = "float32",
+    labels: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Class names: one a line, or a JSON list or index map."),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(metavar="WEIGHTS", help="Prepare images as for these torchvision weights."),
+    ] = None,
+    resize: Annotated[
+        str | None,
+        typer.Option(metavar="N|HxW", help="Resize the shorter side to N pixels, or both sides."),
+    ] = None,
+    crop: Annotated[
+        int | None, typer.Option(min=1, help="Then cut this square from the centre.")
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option(metavar="R,G,B", help="Subtract this, in units of 0 to 1.")
+    ] = None,
+    std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Then divide by this.")] = None,
+    interpolation: Annotated[
+        Literal["nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos"]
+        | None,
+        typer.Option(help="How to resize."),
+    ] = None,
     weights: Weights = None,
 ) -> None:
     """Put a model into the weight store, from exactly one of a checkpoint, a seed or torchvision."""
-    sources = {"--checkpoint": checkpoint, "--random": random, "--pretrained": pretrained}
+    sources = {
+        "--checkpoint": checkpoint,
+        "--random": random,
+        "--pretrained": pretrained,
+        "--all-pretrained": all_pretrained or None,
+    }
     given = [option for option, value in sources.items() if value is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none"
         raise typer.BadParameter(f"expected exactly one of {', '.join(sources)}, found {found}")
     if key is not None and checkpoint is None:
         raise typer.BadParameter("--key belongs to --checkpoint")
+    own = (architecture, labels, preset, resize, crop, mean, std, interpolation)
+    if all_pretrained and any(value is not None for value in (name, *own)):
+        raise typer.BadParameter(
+            "--all-pretrained takes no NAME, and of the model's options only --granularity, --format, "
+            "--dtype and --optimize"
+        )
+    if optimize and dtype != "float32":
+        raise typer.BadParameter("--optimize is for --dtype float32")
+    if name is None and not all_pretrained:
+        raise typer.BadParameter("expected the NAME that the model gets in the store")
+    from models.preparation import Options
+    from models.preprocessing import Changes
     from runtime import preparation
 
     with _errors_as_one_sentence():
+        changes = Changes(
+            _sides(resize), crop, _three("--mean", mean), _three("--std", std), interpolation
+        )
+        options = Options(_PRECISIONS[dtype], labels, preset, changes)
+        if name is None:
+            preparation.prepare_all_pretrained(
+                _settings(weights).weights,
+                granularity=granularity,
+                weight_format=weight_format,
+                optimize=optimize,
+                options=options,
+            )
+            return
         preparation.prepare(
             _settings(weights).weights,
             name,
-            architecture=architecture or name,
+            architecture=architecture,
             checkpoint=checkpoint,
             key=key,
             seed=random,
@@ -150,7 +225,27 @@ def prepare(
             granularity=granularity,
             weight_format=weight_format,
             optimize=optimize,
+            options=options,
         )
+
+
+def _sides(resize: str | None) -> int | tuple[int, int] | None:
+    if resize is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,5})(?:x([0-9]{1,5}))?", resize)
+    if found is None:
+        raise typer.BadParameter(f"--resize {resize}: expected pixels, 256 or 256x256")
+    return int(found[1]) if found[2] is None else (int(found[1]), int(found[2]))
+
+
+def _three(option: str, text: str | None) -> tuple[float, float, float] | None:
+    if text is None:
+        return None
+    try:
+        red, green, blue = (float(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{option} {text}: expected three numbers, 0.5,0.5,0.5") from None
+    return red, green, blue
 
 
 @app.command()
@@ -416,6 +511,31 @@ def http(
                 image=image,
                 folder=folder,
             ),
+            json_file,
+        )
+
+
+@bench_app.command()
+def preparation(
+    models: Annotated[
+        str, typer.Option(metavar="NAMES", help="Comma-separated torchvision models.")
+    ] = "vit_l_16",
+    formats: Annotated[
+        str, typer.Option(metavar="NAMES", help="Comma-separated: zip, legacy, safetensors.")
+    ] = "zip,legacy,safetensors",
+    dtypes: Annotated[
+        str,
+        typer.Option(metavar="NAMES", help="Comma-separated types of the checkpoint's weights."),
+    ] = "float32",
+    json_file: JsonFile = None,
+    folder: Folder = None,
+) -> None:
+    """Measure the memory of the process that prepares a checkpoint, beside the file's size."""
+    from bench import preparation
+
+    with _errors_as_one_sentence():
+        preparation.run(
+            preparation.options(models.split(","), formats.split(","), dtypes.split(","), folder),
             json_file,
         )
 

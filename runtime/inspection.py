@@ -12,6 +12,17 @@ from models.manifest import LayerEntry, Optimization
 from models.store import CorruptModel, PreparedModel, Store
 
 _UNCUT_COLUMNS: Final = 1000
+_SHOWN_LABELS: Final = 5
+_ONE_MODEL_ONLY: Final = {
+    "folder",
+    "preset",
+    "parameters",
+    "converted from",
+    "execution",
+    "gain",
+    "labels",
+    "input",
+}
 
 
 def inspect(weights: Path, name: str | None, *, verify: bool, as_json: bool) -> bool:
@@ -70,9 +81,13 @@ def _model_facts(model: PreparedModel) -> dict[str, Any]:
         "layers": len(manifest.layers),
         "bytes": model.bytes,
         "parameters": sum(_parameters(layer) for layer in manifest.layers),
+        "dtype": manifest.dtype,
         "source": manifest.source,
+        "converted from": ", ".join(manifest.found_dtypes),
         **execution_facts(manifest.optimization),
+        "labels": _labels(model),
         "preset": manifest.preset,
+        "input": manifest.input.model_dump(mode="json"),
         "folder": str(model.path),
     }
 
@@ -87,6 +102,13 @@ def execution_facts(optimization: Optimization | None) -> dict[str, str]:
         "gain": f"{optimization.optimized_ms:.1f} ms instead of {optimization.plain_ms:.1f}, "
         f"{optimization.threads} threads, where prepared",
     }
+
+
+def _labels(model: PreparedModel) -> str:
+    if not model.labels:
+        return ""
+    first = ", ".join(model.labels[:_SHOWN_LABELS])
+    return f"{first}, ..." if len(model.labels) > _SHOWN_LABELS else first
 
 
 def _layer_facts(model: PreparedModel) -> list[dict[str, Any]]:
@@ -118,9 +140,7 @@ def _print(
         _print_facts(console, shown[0])
         _print_rows(console, shown[0]["contents"], leave_out={"sha256"})
     elif shown:
-        _print_rows(
-            console, shown, leave_out={"folder", "execution", "gain", "preset", "parameters"}
-        )
+        _print_rows(console, shown, leave_out=_ONE_MODEL_ONLY)
     for name, findings in faults.items():
         for finding in findings:
             console.print(f"{name}: {finding}")
@@ -158,7 +178,13 @@ def _title(fact: str) -> str:
 def _cell(fact: str, value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, dict):
+        return ", ".join(f"{title} {_plain(part)}" for title, part in value.items())
     return decimal(int(str(value))) if fact == "bytes" else str(value)
+
+
+def _plain(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _console() -> Console:

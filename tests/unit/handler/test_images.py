@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,12 @@ import pytest
 import torch
 import torchvision
 from PIL import Image, ImageFile
+from torchvision import transforms
 
 from handler import images
 from handler.errors import InvalidInput
 from models import pretrained
-from models.manifest import InputSpec
+from models.manifest import InputSpec, Interpolation
 from runtime.settings import Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as the handler process does
@@ -192,6 +193,27 @@ def test_an_image_is_prepared_from_what_pillow_decodes(
     found = images.decode(body, pretrained.preset_of(weights).input)
     expected = weights.transforms()(Image.open(io.BytesIO(body)).convert("RGB"))
     assert torch.equal(found, expected.unsqueeze(0))
+
+
+@pytest.mark.parametrize("interpolation", get_args(Interpolation))
+@pytest.mark.parametrize("resize", [70, (90, 60), (40, 200)])
+@pytest.mark.parametrize("size", [(300, 200), (50, 400)])
+def test_preprocessing_of_one_s_own_is_torchvision_s_transforms(
+    interpolation: Interpolation, resize: int | tuple[int, int], size: tuple[int, int]
+) -> None:
+    mean, std = (0.5, 0.25, 0.1), (0.25, 0.5, 2.0)
+    spec = InputSpec(resize=resize, crop=64, mean=mean, std=std, interpolation=interpolation)
+    body = encoded(picture(size=size), "PNG")
+    transform = transforms.Compose(
+        [
+            transforms.Resize(resize, transforms.InterpolationMode(interpolation)),
+            transforms.CenterCrop(64),
+            transforms.ToTensor(),
+            transforms.Normalize(mean, std),
+        ]
+    )
+    expected = transform(Image.open(io.BytesIO(body)))
+    assert torch.equal(images.decode(body, spec), expected.unsqueeze(0))
 
 
 def test_a_real_photo(photo: Path) -> None:

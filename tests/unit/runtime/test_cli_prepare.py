@@ -1,16 +1,21 @@
 """`cicada prepare`, `inspect` and `remove`, in this process and as a user's processes."""
 
+import argparse
 import hashlib
 import http.server
 import json
 import os
+import pty
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,7 +87,9 @@ def test_random_weights_are_prepared_and_summarized(cicada: Cicada, weights: Pat
     assert summary["files"] == "11, safetensors"
     assert f"({model.bytes} bytes)" in summary["size"]
     assert summary["source"] == "random:3"
-    assert summary["preset"] == "IMAGENET1K_V1: resize 256, crop 224"
+    assert summary["dtype"] == "F32"
+    assert summary["preset"] == "IMAGENET1K_V1: resize 256, crop 224, bilinear"
+    assert summary["normalize"] == "mean 0.485, 0.456, 0.406, std 0.229, 0.224, 0.225"
     assert float(summary["seconds"]) >= 0
     assert "labels mean nothing, timings do" in result.stdout
     assert result.stderr == "preparing resnet18: 46.8 MB\n"
@@ -123,6 +130,8 @@ def test_a_checkpoint_under_a_name_of_its_own(
         (("prepare", "resnet18", "--checkpoint", "/dev/null"), "/dev/null is empty"),
         (("prepare", "resnet18", "--pretrained", "NOPE"), "expected one of IMAGENET1K_V1"),
         (("prepare", "vgg16", "--pretrained", "IMAGENET1K_FEATURES"), "no classifier"),
+        (("prepare", "vit_b_32", "--random", "0", "--crop", "100"), "no images of 100 x 100"),
+        (("prepare", "vgg11", "--random", "0", "--crop", "16"), "no images of 16 x 16"),
         (("remove", "resnet18"), "there is no model 'resnet18'"),
         (("inspect", "resnet18"), "there is no model 'resnet18'"),
         (("inspect", "../x"), "there is no model '../x'"),
@@ -151,6 +160,15 @@ def test_what_cannot_be_done_is_one_sentence_on_stderr(
         ("--random", "0", "--format", "onnx"),
         ("--random", "0", "--key", "model"),
         ("--pretrained", "imagenet1k_v1"),
+        ("--random", "0", "--all-pretrained"),
+        ("--all-pretrained",),  # with a name
+        ("--random", "0", "--dtype", "int8"),
+        ("--random", "0", "--resize", "big"),
+        ("--random", "0", "--resize", "256x"),
+        ("--random", "0", "--crop", "0"),
+        ("--random", "0", "--mean", "0.5,0.5"),
+        ("--random", "0", "--std", "a,b,c"),
+        ("--random", "0", "--interpolation", "sharp"),
     ],
 )
 def test_wrong_usage_exits_with_2(cicada: Cicada, options: tuple[str, ...]) -> None:
@@ -233,6 +251,148 @@ def test_a_download_that_fails_is_one_sentence_and_leaves_nothing(
     assert not weights.exists()
 
 
+def saved_resnet18(path: Path, classes: int = 3) -> Path:
+    torch.save(torchvision.models.resnet18(num_classes=classes).state_dict(), path)
+    return path
+
+
+def test_an_architecture_that_no_one_named_is_recognized(
+    cicada: Cicada, weights: Path, tmp_path: Path
+) -> None:
+    result = cicada("prepare", "pets", "--checkpoint", saved_resnet18(tmp_path / "c.pth"))
+    assert result.exit_code == 0, result.output
+    assert "cicada: the keys and shapes are those of resnet18\n" in result.stderr
+    assert rows(result.stdout)["architecture"] == "resnet18"
+    assert Store(weights).open("pets").manifest.architecture == "resnet18"
+
+
+def head_of_two(model: torchvision.models.ResNet) -> None:
+    model.fc = torch.nn.Sequential(torch.nn.Linear(512, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+
+def without_a_block(model: torchvision.models.ResNet) -> None:
+    del model.layer1[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (None, ("resnet50",), "it fits resnet18: give that as --architecture"),
+        (
+            None,
+            ("pets", "--architecture", "vgg16"),
+            "it fits resnet18: give that as --architecture",
+        ),
+        (
+            head_of_two,
+            ("resnet18",),
+            "in the place of its linear layer fc the file has fc.0.weight, fc.0.bias, fc.2.weight",
+        ),
+        (
+            head_of_two,
+            ("pets",),
+            "fits no known architecture; the nearest is resnet18, 6 keys apart",
+        ),
+        (without_a_block, ("resnet18",), "10 missing (layer1.1.conv1.weight"),
+        (None, ("pets", "--architecture", "resnet81"), "there is no architecture 'resnet81'"),
+        (None, ("resnet18", "--key", "model"), "has nothing under 'model'"),
+        (None, ("resnet18", "--preset", "V3"), "expected one of IMAGENET1K_V1"),
+        (None, ("resnet18", "--std", "1,0,1"), "expected numbers above 0"),
+        (None, ("resnet18", "--labels", "absent.txt"), "absent.txt: No such file"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_used_leaves_nothing_and_says_why(
+    cicada: Cicada,
+    weights: Path,
+    tmp_path: Path,
+    change: Callable[[torchvision.models.ResNet], None] | None,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    model = torchvision.models.resnet18(num_classes=3)
+    if change is not None:
+        change(model)
+    torch.save(model.state_dict(), tmp_path / "c.pth")
+    result = cicada("prepare", *options, "--checkpoint", tmp_path / "c.pth")
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert not weights.exists()
+
+
+def test_values_that_the_chosen_type_cannot_hold_leave_nothing(
+    cicada: Cicada, weights: Path, tmp_path: Path
+) -> None:
+    tensors = torchvision.models.resnet18(num_classes=3).state_dict()
+    tensors["layer4.1.bn2.running_var"][5] = 70_000.0
+    torch.save(tensors, tmp_path / "c.pth")
+    arguments = ("prepare", "pets", "--checkpoint", tmp_path / "c.pth")
+    result = cicada(*arguments, "--dtype", "float16")
+    assert result.exit_code == 1
+    assert "layer4.1.bn2.running_var has values that torch.float16 cannot hold" in result.stderr
+    assert left_in(weights) == []
+    assert cicada(*arguments, "--dtype", "bfloat16").exit_code == 0
+
+
+def test_labels_of_one_s_own(cicada: Cicada, weights: Path, tmp_path: Path) -> None:
+    words = ["猫", "naïve dog", "🦉"]
+    (tmp_path / "pets.txt").write_text("\n".join(words) + "\n")
+    arguments = ("prepare", "pets", "--checkpoint", saved_resnet18(tmp_path / "c.pth"))
+    result = cicada(*arguments, "--labels", tmp_path / "pets.txt")
+    assert result.exit_code == 0, result.output
+    assert rows(result.stdout)["labels"] == "from pets.txt"
+    assert Store(weights).open("pets").labels == tuple(words)
+    assert "labels          猫, naïve dog, 🦉" in cicada("inspect", "pets").stdout
+    (tmp_path / "pets.txt").write_text("cat\ndog\n")
+    result = cicada(*arguments, "--labels", tmp_path / "pets.txt")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"cicada: {tmp_path}/pets.txt has 2 labels, expected 3: one for each class of the model\n"
+    )
+    assert Store(weights).open("pets").labels == tuple(words)
+
+
+def test_preprocessing_of_one_s_own_is_kept_in_the_manifest(
+    cicada: Cicada, weights: Path, tmp_path: Path
+) -> None:
+    options = ("--preset", "IMAGENET1K_V1", "--resize", "90x80", "--crop", "64", "--mean")
+    more = (
+        "0.5,0.4,0.3",
+        "--std",
+        "0.25,0.5,1",
+        "--interpolation",
+        "lanczos",
+        "--dtype",
+        "float16",
+    )
+    arguments = ("prepare", "pets", "--checkpoint", saved_resnet18(tmp_path / "c.pth"))
+    result = cicada(*arguments, *options, *more)
+    assert result.exit_code == 0, result.output
+    manifest = Store(weights).open("pets").manifest
+    assert manifest.input.model_dump() == {
+        "resize": (90, 80),
+        "crop": 64,
+        "mean": (0.5, 0.4, 0.3),
+        "std": (0.25, 0.5, 1.0),
+        "interpolation": "lanczos",
+        "antialias": True,
+    }
+    assert (manifest.preset, manifest.image_size, manifest.dtype) == ("own", 64, "F16")
+    shown = json.loads(cicada("inspect", "pets", "--json").stdout)["models"][0]
+    assert shown["input"]["resize"] == [90, 80]
+    assert (shown["dtype"], shown["converted from"]) == ("F16", "F32")
+    assert "resize 90 80, crop 64, mean 0.5 0.4 0.3" in cicada("inspect", "pets").stdout
+
+
+def test_a_larger_crop_needs_more_memory_for_activations(cicada: Cicada, weights: Path) -> None:
+    def activation_bytes(*options: str) -> int:
+        cicada("prepare", "resnet18", "--random", "0", *options)
+        return Store(weights).open("resnet18").manifest.activation_bytes
+
+    assert activation_bytes("--crop", "448") == pytest.approx(4 * activation_bytes(), rel=0.01)
+
+
 def test_inspect_shows_models_layers_and_faults(cicada: Cicada, weights: Path) -> None:
     assert "no model is prepared" in cicada("inspect").stdout
     cicada("prepare", "b", "--architecture", "resnet18", "--random", "0")
@@ -244,7 +404,7 @@ def test_inspect_shows_models_layers_and_faults(cicada: Cicada, weights: Path) -
     assert lines[2].split()[-1] == "random:0"
 
     shown = cicada("inspect", "b").stdout
-    assert "parameters    11689512" in shown
+    assert re.search(r"^parameters +11689512 *$", shown, re.MULTILINE)
     assert "013-fc.safetensors" in shown
     document = json.loads(cicada("inspect", "b", "--json").stdout)
     layers = document["models"][0]["contents"]
@@ -304,7 +464,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_preparation_leaves_nothing(
     cicada: Cicada, weights: Path, number: signal.Signals
 ) -> None:
@@ -315,7 +475,7 @@ def test_an_interrupted_preparation_leaves_nothing(
         process.send_signal(number)
         assert process.stderr is not None
         errors = process.stderr.read()
-    assert process.returncode in {130, 143}
+    assert process.returncode == 128 + number
     assert b"Traceback" not in errors
     assert left_in(weights) == before
 
@@ -344,6 +504,25 @@ def test_several_processes_prepare_one_model_at_once(weights: Path) -> None:
     assert list(weights.glob(".versions/.*-*")) == []
 
 
+def test_the_bar_on_a_terminal_counts_bytes(weights: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [*CICADA, "prepare", "vgg11", "--random", "0", "--weights", str(weights)]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        drawn = b""
+        with suppress(OSError):  # EIO: the other end is closed
+            while piece := os.read(ours, 65536):
+                drawn += piece
+    os.close(ours)
+    assert process.returncode == 0
+    shown = re.findall(rb"([0-9.]+)/([0-9.]+) MB", drawn)
+    assert {total for _, total in shown} == {b"531.5"}
+    assert len({done for done, _ in shown}) > 3
+
+
 @pytest.mark.parametrize("weight_format", ["safetensors", "pth"])
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     cicada: Cicada, weights: Path, weight_format: str
@@ -357,6 +536,44 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1].endswith("File too large")
     assert left_in(weights) == []
+
+
+def test_a_disk_that_is_too_small_is_known_beforehand(
+    cicada: Cicada, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: argparse.Namespace(free=1000))
+    result = cicada("prepare", "resnet18", "--random", "0")
+    assert result.exit_code == 1
+    assert "no space left for the model's 46796608 bytes, 1000 are free" in result.stderr
+    assert not weights.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 20 MB, for which the tests must run as root."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=20m", "none", str(folder)],
+        check=False,
+        capture_output=True,
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("weight_format", ["safetensors", "pth"])
+def test_a_disk_that_fills_up_meanwhile_is_one_sentence_and_stays_as_it_was(
+    small_disk: Path, weight_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: argparse.Namespace(free=1 << 40))
+    words = ("prepare", "resnet18", "--random", "0", "--weights", str(small_disk / "weights"))
+    result = CliRunner().invoke(app, [*words, "--format", weight_format])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].endswith(": No space left on device")
+    assert left_in(small_disk / "weights") == []
 
 
 def test_a_store_that_may_not_be_written_is_one_sentence(cicada: Cicada, weights: Path) -> None:
