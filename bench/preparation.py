@@ -1,0 +1,178 @@
+"""`cicada bench preparation`: the memory of the process that prepares a checkpoint, beside the file's size."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+import safetensors.torch
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import environment
+from models import catalog
+from models.errors import ModelError
+from models.random_weights import RandomWeights
+
+FORMATS: Final[dict[str, Callable[[dict[str, torch.Tensor], Path], None]]] = {
+    "zip": torch.save,
+    "legacy": lambda content, path: torch.save(content, path, _use_new_zipfile_serialization=False),
+    "safetensors": safetensors.torch.save_file,
+}
+"""How the checkpoint is saved: torch.save since torch 1.6, before it, and the safetensors library."""
+
+ALLOWED_MB: Final = 200.0
+"""What preparation may take beyond the file's own size."""
+
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_SAMPLE_S: Final = 0.002
+_SEED: Final = 0
+_MB: Final = 1e6
+_IMPORTS: Final = ("-c", "import runtime.preparation")
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Of one process's resident memory, megabytes (10^6 bytes): all of it as the kernel counted it (wait4),
+    and, sampled, its anonymous pages and those of mapped files, libraries included."""
+
+    resident_mb: float
+    anonymous_mb: float
+    mapped_mb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """imports: a process that only imports what `cicada prepare` imports, torch above all."""
+
+    model: str
+    format: str
+    dtype: str
+    file_mb: float
+    imports: Peak
+    preparing: Peak
+
+    @property
+    def beyond_imports_mb(self) -> float:
+        return self.preparing.resident_mb - self.imports.resident_mb
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.beyond_imports_mb <= self.file_mb + ALLOWED_MB
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    models: Sequence[str]
+    formats: Sequence[str]
+    dtypes: Sequence[str]
+    folder: Path | None
+
+
+class UnknownFormat(ModelError):
+    """No way to save a checkpoint has that name."""
+
+
+def options(
+    models: Sequence[str], formats: Sequence[str], dtypes: Sequence[str], folder: Path | None
+) -> Options:
+    """Raises UnknownArchitecture, UnknownFormat."""
+    for model in models:
+        catalog.architecture(model)
+    for kind, known, given in (("format", FORMATS, formats), ("dtype", _DTYPES, dtypes)):
+        for name in given:
+            if name not in known:
+                raise UnknownFormat(f"there is no {kind} {name!r}: known are {', '.join(known)}")
+    return Options(models, formats, dtypes, folder)
+
+
+def measure(options: Options) -> Iterator[Row]:
+    imports = peak_of(_IMPORTS)
+    for model in options.models:
+        for dtype in options.dtypes:
+            for name in options.formats:
+                yield _measure_file(model, name, dtype, imports, options.folder)
+
+
+def _measure_file(model: str, name: str, dtype: str, imports: Peak, folder: Path | None) -> Row:
+    with tempfile.TemporaryDirectory(prefix="cicada-bench-", dir=folder) as made:
+        file = Path(made) / "checkpoint"
+        _write(file, model, name, dtype)
+        words = ("prepare", model, "--checkpoint", str(file), "--weights", f"{made}/weights")
+        preparing = peak_of(("-m", "runtime.cli", *words))
+        return Row(model, name, dtype, file.stat().st_size / _MB, imports, preparing)
+
+
+def _write(file: Path, model: str, name: str, dtype: str) -> None:
+    found = _DTYPES[dtype]
+    weights = RandomWeights(catalog.architecture(model), _SEED)
+    FORMATS[name](
+        {key: t.to(found) if t.is_floating_point() else t for key, t in weights.items()}, file
+    )
+
+
+def peak_of(arguments: Sequence[str]) -> Peak:
+    """Runs Python with these arguments. Raises CalledProcessError if it fails."""
+    command = [sys.executable, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        anonymous, mapped = _sampled(process)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return Peak(usage.ru_maxrss * 1024 / _MB, anonymous / _MB, mapped / _MB)
+
+
+def _sampled(process: "subprocess.Popen[bytes]") -> tuple[int, int]:
+    """The highest anonymous and mapped bytes until the process ends; it is not waited for."""
+    anonymous = mapped = 0
+    watched = psutil.Process(process.pid)
+    while watched.status() != psutil.STATUS_ZOMBIE:
+        memory = watched.memory_info()
+        anonymous = max(anonymous, memory.rss - memory.shared)
+        mapped = max(mapped, memory.shared)
+        time.sleep(_SAMPLE_S)
+    return anonymous, mapped
+
+
+def run(options: Options, json_file: Path | None) -> None:
+    """Measures, prints the table and writes the figures."""
+    described = environment.describe(1, " ".join(["cicada", *sys.argv[1:]]))
+    rows = list(measure(options))
+    if json_file is not None:
+        content = {"environment": described, "rows": [asdict(row) for row in rows]}
+        json_file.write_text(json.dumps(content, indent=1) + "\n")
+    Console(soft_wrap=True, highlight=False).print(_table(rows))
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("model", "format", "dtype"):
+        table.add_column(title)
+    for title in ("file", "imports", "peak", "beyond imports", "anonymous", "mapped"):
+        table.add_column(f"{title}, MB", justify="right")
+    for row in rows:
+        peak = row.preparing
+        figures = (
+            row.file_mb,
+            row.imports.resident_mb,
+            peak.resident_mb,
+            row.beyond_imports_mb,
+            peak.anonymous_mb,
+            peak.mapped_mb,
+        )
+        table.add_row(row.model, row.format, row.dtype, *(f"{figure:.0f}" for figure in figures))
+    return table
