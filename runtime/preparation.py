@@ -92,7 +92,7 @@ def prepare_all_pretrained(
                     store, name, granularity, weight_format, optimize, options
                 )
         except (ModelError, OSError) as error:
-            print(f"cicada: {name}: {error}", file=sys.stderr)  # noqa: T201 - and on with the next
+            print(f"cicada: {name}: {_sentence(error)}", file=sys.stderr)  # noqa: T201
             failed.append(name)
         else:
             console.print(f"{name}: prepared, {decimal(model.bytes)}, version {model.version}")
@@ -101,6 +101,12 @@ def prepare_all_pretrained(
             f"{len(failed)} of {len(catalog.PAPER)} models are not prepared: {', '.join(failed)}; "
             "the same command goes on with them"
         )
+
+
+def _sentence(error: ModelError | OSError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _prepare_pretrained(
