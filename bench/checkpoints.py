@@ -4,16 +4,23 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from models import catalog
 from models.random_weights import RandomWeights
 
 
-def write(folder: Path, architecture: str, seed: int, *, onnx: bool) -> None:
-    """Writes `checkpoint.pth`, `checkpoint.safetensors` and, if asked, `ARCHITECTURE.onnx` with its data."""
+def write_pth(folder: Path, architecture: str, seed: int) -> dict[str, Tensor]:
+    """Writes `checkpoint.pth`, all that the floor needs; returns the weights."""
     folder.mkdir(parents=True)
     weights = dict(RandomWeights(catalog.architecture(architecture), seed))
     torch.save(weights, folder / "checkpoint.pth")
+    return weights
+
+
+def write(folder: Path, architecture: str, seed: int, *, onnx: bool) -> None:
+    """Writes `checkpoint.pth`, `checkpoint.safetensors` and, if asked, `ARCHITECTURE.onnx` with its data."""
+    weights = write_pth(folder, architecture, seed)
     safetensors.torch.save_file(weights, folder / "checkpoint.safetensors")
     if onnx:
         model = catalog.torchvision_model(architecture)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,18 @@ def describe(threads: int, command: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "threads": threads,
         "versions": {name: version(name) for name in _PACKAGES},
+    }
+
+
+def columns(described: Mapping[str, Any], cache: str) -> dict[str, Any]:
+    """The same as columns of a table, and how the page cache was."""
+    return {
+        "date": described["date"],
+        "processor": described["processor"],
+        "cores": described["cores"],
+        "threads": described["threads"],
+        "versions": " ".join(f"{key}={value}" for key, value in described["versions"].items()),
+        "cache": cache,
     }
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import psutil
 from rich.console import Console
@@ -22,12 +22,13 @@ from bench import checkpoints, environment
 from bench.latency import RESIDENT, ServedVariant, StandIn, random_input, stand_in
 from bench.worker import Worker
 from handler import unit
+from handler.timeline import now_ns
 from models import preparation
 from models.store import Store
 
 _SEED: Final = 0
 _SAMPLE_S: Final = 0.0005
-_REST_S: Final = 1.5 * unit.REST_S
+REST_S: Final = 1.5 * unit.REST_S
 _MB: Final = 1e6
 
 
@@ -62,14 +63,22 @@ class Options:
     folder: Path | None
 
 
-class PeakSampler:
-    """Samples a process's anonymous memory on a thread until stopped; a context manager."""
+class Sample(NamedTuple):
+    """A process's resident memory at one moment, bytes: its own, and pages of files that it has mapped."""
+
+    at_ns: int
+    anonymous: int
+    file_backed: int
+
+
+class MemorySampler:
+    """Samples a process's memory on a thread until stopped; a context manager."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.peak = 0
+        self.samples: list[Sample] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -79,9 +88,15 @@ class PeakSampler:
         self._stopped.set()
         self._thread.join()
 
+    @property
+    def peak(self) -> int:
+        """Of the anonymous memory; 0 without a sample."""
+        return max((sample.anonymous for sample in self.samples), default=0)
+
     def _run(self) -> None:
         while not self._stopped.wait(_SAMPLE_S):
-            self.peak = max(self.peak, anonymous_bytes(self._process))
+            memory = self._process.memory_info()
+            self.samples.append(Sample(now_ns(), memory.rss - memory.shared, memory.shared))
 
 
 def anonymous_bytes(process: psutil.Process) -> int:
@@ -151,10 +166,10 @@ def _rise(variant: StandIn | ServedVariant, value: bytes, rounds: int) -> tuple[
     before = anonymous_bytes(process)
     peaks = []
     for _ in range(rounds):
-        with PeakSampler(variant.worker.pid) as sampler:
+        with MemorySampler(variant.worker.pid) as sampler:
             variant.run(value)
         peaks.append((sampler.peak - before) / _MB)
-    time.sleep(_REST_S)  # what the requests left free is given back when the handler rests
+    time.sleep(REST_S)  # what the requests left free is given back when the handler rests
     return statistics.median(peaks), (anonymous_bytes(process) - before) / _MB
 
 

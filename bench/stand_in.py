@@ -27,6 +27,8 @@ class Contender(Protocol):
 def serve(make: Callable[[str, Path], Contender]) -> None:
     """Answers each request with its logits and its duration, until the socket closes.
 
+    A request may name another architecture, which is then made from what lies in the folder, and kept.
+
     make: given the architecture and the folder of checkpoints, what to measure.
     """
     parser = argparse.ArgumentParser()
@@ -38,14 +40,17 @@ def serve(make: Callable[[str, Path], Contender]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(arguments.threads)
     connection = socket.socket(fileno=arguments.socket_fd)
-    contender = make(arguments.architecture, arguments.checkpoints)
+    contenders = {arguments.architecture: make(arguments.architecture, arguments.checkpoints)}
     wire.send(connection, {"type": "ready"})
     while (frame := wire.receive(connection)) is not None:
         header, body = frame
+        name = header.get("architecture", arguments.architecture)
+        if name not in contenders:
+            contenders[name] = make(name, arguments.checkpoints)
         value = torch.from_numpy(np.frombuffer(body, dtype="<f4")).reshape(header["input"]["shape"])
         with torch.inference_mode():
             start = now_ns()
-            logits = contender(value)
+            logits = contenders[name](value)
             duration_ns = now_ns() - start
         content = logits.contiguous().numpy().tobytes()
         del logits

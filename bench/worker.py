@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +12,14 @@ from handler import wire
 from models.errors import ModelError
 
 _END_S = 10.0
+
+
+def starters(count: int) -> ThreadPoolExecutor:
+    """Threads on which several workers start at once; to be left after them.
+
+    A handler dies with the thread that started it (PR_SET_PDEATHSIG, prctl(2)), which must stay.
+    """
+    return ThreadPoolExecutor(count, thread_name_prefix="start workers")
 
 
 class WorkerFailed(ModelError):

@@ -91,6 +91,10 @@ class Timeline:
         """The figures of a finished request; it has at least one `execute` span."""
         return _Figuring(self).figures()
 
+    def waits(self, unit: Literal["weight", "compute"]) -> dict[int, int]:
+        """Of a finished request: how long the unit waited for each of its layers, nanoseconds."""
+        return _Figuring(self).waits(unit)
+
 
 class _Figuring:
     def __init__(self, timeline: Timeline) -> None:
@@ -154,16 +158,19 @@ class _Figuring:
         return max(end for _, end in spans) - self._start - union_ns(spans)
 
     def _wait(self, unit: Unit) -> int:
-        constructed = _last_ends(self._spans_of("layer"))
         if unit == "layer":
             first = min(span.start_ns for span in self._spans_of("layer"))
             return max(0, first - self._timeline.arrival_ns)
+        return sum(self.waits(unit).values())
+
+    def waits(self, unit: Literal["weight", "compute"]) -> dict[int, int]:
+        constructed = _last_ends(self._spans_of("layer"))
         # A layer without weights has no A: what precedes its execution is its construction.
         before = (
             constructed if unit == "weight" else constructed | _last_ends(self._by_kind["apply"])
         )
         starts = _first_starts(self._spans_of(unit))
-        return sum(max(0, start - before[layer]) for layer, start in starts.items())
+        return {layer: max(0, start - before[layer]) for layer, start in starts.items()}
 
     def _usage(self) -> int:
         constructed = _last_ends(self._spans_of("layer"))

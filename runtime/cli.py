@@ -540,6 +540,80 @@ def preparation(
         )
 
 
+@bench_app.command()
+def paper(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where data and report go.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Three models, few rounds: some minutes.")
+    ] = False,
+    models: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="By default the paper's ten.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="By default 10; quick: 2.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="By default a synthetic hour.")
+    ] = None,
+    day: Annotated[int, typer.Option(min=1, help="Of the trace, from 1.")] = 14,
+    hour: Annotated[int, typer.Option(min=0, max=23, help="Of that day.")] = 0,
+    replay_strategies: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="By default all; quick: pisel, cicada.")
+    ] = None,
+    replay_minutes: Annotated[
+        int | None, typer.Option(min=1, max=60, help="Of the hour, each; by default 5; quick: 1.")
+    ] = None,
+    replay_speedup: Annotated[
+        float | None, typer.Option(min=0.01, help="By default 1; quick: 2.")
+    ] = None,
+    density_models: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="By default one of each family; `none`.")
+    ] = None,
+    memory_limit: Annotated[
+        float, typer.Option(min=0.5, metavar="GB", help="Of the density section.")
+    ] = 2.0,
+    cold_models: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="By default all; quick: one; `none`.")
+    ] = None,
+    cold_rounds: Annotated[int | None, typer.Option(min=1, help="By default 5; quick: 1.")] = None,
+    disk_limit: Annotated[
+        float, typer.Option(min=1, metavar="MB/S", help="Of the cold section's slower disk.")
+    ] = 200.0,
+    threads: Threads = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where stores are made [DIR]; removed when it is over.")
+    ] = None,
+) -> None:
+    """Measure the paper's evaluation again: data, plots, one HTML report. Goes on where it was interrupted."""
+    from bench.paper import command
+    from bench.replay.trace import Window
+
+    with _errors_as_one_sentence():
+        command.run(
+            command.choices(
+                quick=quick,
+                models=_names(models),
+                rounds=rounds,
+                threads=threads,
+                trace_file=trace,
+                window=Window(day, hour, minutes=60),
+                replay_strategies=_names(replay_strategies),
+                replay_minutes=replay_minutes,
+                replay_speedup=replay_speedup,
+                density_models=_names(density_models),
+                memory_limit_gb=memory_limit,
+                cold_models=_names(cold_models),
+                cold_rounds=cold_rounds,
+                disk_mb_per_s=disk_limit,
+            ),
+            out,
+            folder,
+            trace,
+        )
+
+
+def _names(given: str | None) -> list[str] | None:
+    return None if given is None else given.split(",")
+
+
 def main() -> None:
     app(prog_name="cicada")
 

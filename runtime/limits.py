@@ -40,14 +40,18 @@ def measure(root: Path = HOST) -> Limits:
 def available_cpus(root: Path = HOST, *, affinity: int | None = None) -> float:
     """Cores: the affinity mask's, or fewer where a control group's quota allows fewer."""
     cores = len(os.sched_getaffinity(0)) if affinity is None else affinity
-    quotas = [quota for group in _groups(root, "cpu") if (quota := _cpu_quota(group)) is not None]
+    quotas = [
+        quota for group in control_groups(root, "cpu") if (quota := _cpu_quota(group)) is not None
+    ]
     return min([float(cores), *quotas])
 
 
 def available_memory(root: Path = HOST) -> int | None:
     """Bytes: the host's, or fewer where a control group allows fewer."""
     limits = [
-        limit for group in _groups(root, "memory") if (limit := _memory_limit(group)) is not None
+        limit
+        for group in control_groups(root, "memory")
+        if (limit := _memory_limit(group)) is not None
     ]
     total = _memory_info(root, "MemTotal")
     return min([*limits, *([total] if total is not None else [])], default=None)
@@ -70,18 +74,20 @@ def memory_left(root: Path = HOST) -> int | None:
 
 def memory_used(root: Path = HOST) -> int | None:
     """Bytes that our control group holds and that cannot be dropped; None where the kernel does not tell."""
-    groups = (group for group in _groups(root, "memory") if (group / "memory.stat").is_file())
+    groups = (
+        group for group in control_groups(root, "memory") if (group / "memory.stat").is_file()
+    )
     own = next(groups, None)
     return None if own is None else _held_memory(own)
 
 
 def cpu_used_s(root: Path = HOST) -> float | None:
     """Seconds of processor time that our control group has used; None where the kernel does not tell."""
-    for group in _groups(root, "cpu"):
+    for group in control_groups(root, "cpu"):
         microseconds = _counters(group / "cpu.stat").get("usage_usec")
         if microseconds is not None:
             return microseconds / 1e6
-    for group in _groups(root, "cpuacct"):
+    for group in control_groups(root, "cpuacct"):
         nanoseconds = _integer(_read(group / "cpuacct.usage"))
         if nanoseconds is not None:
             return nanoseconds / 1e9
@@ -112,7 +118,7 @@ class OutOfMemoryKills:
 @functools.cache
 def _memory_groups(root: Path) -> tuple[Path, ...]:
     """Found once: they are asked with every large request."""
-    return tuple(_groups(root, "memory"))
+    return tuple(control_groups(root, "memory"))
 
 
 def _out_of_memory_kills(root: Path) -> int:
@@ -179,7 +185,7 @@ class _Mount:
     controllers: frozenset[str]
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of our own control group and of all above it that can be seen, per hierarchy."""
     memberships = _memberships(root)
     for mount in _mounts(root):

@@ -1,5 +1,6 @@
 """`cicada replay`: a trace, or a synthetic hour in its schema, against a running service."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -201,4 +202,5 @@ def _tell(
         console.print(f"No plots: {error}.", highlight=False)
         return
     title = f"{source.name}, {options.window}"
-    replay_plots.write(options.folder, rows, title, described["environment"]["command"])
+    made_on = json.dumps({**described["environment"], "cache": SERVER_CACHE})
+    replay_plots.write(options.folder, rows, title, made_on)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from bench import environment
 from bench.replay.cost import cost
 from bench.replay.driver import Outcome, Replay
 from bench.replay.trace import Arrival, index_of_dispersion, per_minute
@@ -144,19 +145,22 @@ def write(
     folder: Path, told: Mapping[str, Any], outcomes: Sequence[Outcome], by_minute: Sequence[Minute]
 ) -> None:
     """`invocations.csv`, `minutes.csv` and `summary.json`."""
-    write_rows(folder / "invocations.csv", sorted(outcomes, key=lambda one: one.number), Outcome)
-    write_rows(folder / "minutes.csv", by_minute, Minute)
+    made_on = environment.columns(told["environment"], told["cache"])
+    in_order = sorted(outcomes, key=lambda one: one.number)
+    _write_rows(folder / "invocations.csv", in_order, Outcome, made_on)
+    _write_rows(folder / "minutes.csv", by_minute, Minute, made_on)
     (folder / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
-def write_rows(path: Path, rows: Iterable[Any], row_type: type[Any]) -> None:
+def _write_rows(
+    path: Path, rows: Iterable[Any], row_type: type[Any], made_on: Mapping[str, Any]
+) -> None:
     """A row of a dataclass each, its fields' names the header."""
+    names = [field.name for field in fields(row_type)]
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(
-            file, [field.name for field in fields(row_type)], lineterminator="\n"
-        )
+        writer = csv.DictWriter(file, [*names, *made_on], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+        writer.writerows({**asdict(row), **made_on} for row in rows)
 
 
 def tables(told: Mapping[str, Any]) -> list[Table]:

@@ -52,6 +52,23 @@ def test_a_file_is_cached_once_it_was_read_until_it_is_evicted(file: Path) -> No
     assert not is_cached(file)
 
 
+def test_the_cached_part_of_a_folder_is_told_by_pages(file: Path) -> None:
+    other = file.with_name("other")
+    other.write_bytes(b"y" * mmap.PAGESIZE)
+    page_cache.evict([file.parent])
+    assert page_cache.cached_share(file.parent) == 0
+    other.read_bytes()
+    assert page_cache.cached_share(file.parent) == pytest.approx(1 / 5)  # of its 4 pages and 1
+    file.read_bytes()
+    assert page_cache.cached_share(file.parent) == 1
+
+
+def test_a_folder_is_read_into_the_page_cache(file: Path) -> None:
+    assert page_cache.cached_share(file.parent) == 0
+    assert page_cache.read_in(file.parent) == 1
+    assert is_cached(file)
+
+
 def test_eviction_waits_until_a_mapping_has_gone(file: Path) -> None:
     with mapped(file) as mapping:
         letting_go = threading.Timer(0.05, mapping.close)

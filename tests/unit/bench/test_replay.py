@@ -278,6 +278,7 @@ def test_a_replay_of_the_synthetic_hour_tells_all_that_it_promises(
         rows = list(csv.DictReader(file))
     assert len(rows) == told["answered"] == told["arrivals"]["invocations"] > 10
     assert {row["strategy"] for row in rows} == {"mini"}
+    assert all("torch=" in row["versions"] and row["cache"] for row in rows)
     assert [int(row["number"]) for row in rows] == list(range(len(rows)))
     with (out / "minutes.csv").open() as file:
         by_minute = list(csv.DictReader(file))
