@@ -42,7 +42,11 @@ class Worker:
                 stdin=subprocess.DEVNULL,
             )
         self._connection = ours
-        self.ready = self._receive()[0]
+        try:
+            self.ready = self._receive()[0]
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def handler(cls, weights: Path, threads: int, memory_limit: int = 0) -> Self:

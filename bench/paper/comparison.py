@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bench.paper import latency, placeholders, published, units, utilization
-from bench.paper.choices import SETUPS, Setup
+from bench.paper.choices import PAPERS, SETUPS, Setup
 from bench.paper.material import Figure, Material, Request, figure
 from bench.paper.part import Part, Sheet, Shown, percent
 from bench.paper.published import family
@@ -108,6 +108,10 @@ def _latencies(material: Material) -> Iterator[Compared]:
         def exposed(setup: Setup, base: str = base, kinds: tuple[str, ...] = kinds) -> str:
             return percent(exposed_share(material, setup, base, *kinds))
 
+        def execution(setup: Setup, names: tuple[str, str] = (base, strategy)) -> str:
+            before, after = (_mean(material, setup, name, figure("execute_ms")) for name in names)
+            return f"{before:.0f} and {after:.0f} ms"
+
         yield Compared(
             what=f"latency, {strategy} less than {base}",
             paper=paper,
@@ -119,7 +123,9 @@ def _latencies(material: Material) -> Iterator[Compared]:
             },
             explained=(
                 f"Exposed {' or '.join(kinds)} in {base}'s requests, the part that {strategy} can "
-                f"take away: {_each(SETUPS, exposed)} of the pipeline's time (mean over the models)."
+                f"take away: {_each(SETUPS, exposed)} of the pipeline's time (mean over the models). "
+                f"What runs beside execution slows it: under {base} and {strategy} it takes "
+                f"{_each(SETUPS, execution)}."
             ),
         )
 
@@ -145,9 +151,7 @@ def _unit_changes(material: Material) -> Iterator[Compared]:
 
 def _unit_explanation(material: Material, unit: str, measure: str, strategy: str) -> str:
     if (unit, measure) == ("layer", "work"):
-        blueprint = statistics.mean(
-            sum(row["instantiation_ms"] for row in one["layers"]) for one in material.construction
-        )
+        blueprint = _mean(material, PAPERS, "traditional", figure("construct_ms"))
         constructors = statistics.mean(
             statistics.median(one["instantiation_ms"]) for one in material.construction
         )

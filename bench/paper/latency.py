@@ -10,8 +10,8 @@ from bench import plots
 from bench.paper import estimates, published
 from bench.paper.choices import SETUPS, Setup
 from bench.paper.estimates import Estimate
-from bench.paper.material import Material, client_ms
-from bench.paper.part import Part, Plot, Sheet, Shown, percent
+from bench.paper.material import Material, client_ms, figure
+from bench.paper.part import Part, Plot, Sheet, Shown, number, percent
 from bench.paper.published import STRATEGIES, family
 
 _WARM: Final = 0.99
@@ -106,6 +106,12 @@ def _latencies(material: Material) -> Iterator[dict[str, Any]]:
                     "strategy": strategy,
                     "latency_ms": latency,
                     "resident_ms": resident,
+                    "pipeline_ms": estimates.median(
+                        material.values(model, setup, strategy, figure("pipeline_ms"))
+                    ),
+                    "execute_ms": estimates.median(
+                        material.values(model, setup, strategy, figure("execute_ms"))
+                    ),
                     "over_resident": latency.median / resident.median,
                     "reduction_against_pisel": estimates.reduction(pisel, values),
                 }
@@ -165,13 +171,18 @@ def _latency_table(setup: Setup, latencies: Sequence[Mapping[str, Any]]) -> Show
                 *(_cell(mine[strategy]) for strategy in STRATEGIES),
                 str(mine["cicada"]["resident_ms"]),
                 f"{mine['cicada']['over_resident']:.3f}",
+                number(mine["cicada"]["pipeline_ms"].median),
+                number(mine["cicada"]["execute_ms"].median),
             ]
         )
     ratio = statistics.geometric_mean(
         row["over_resident"] for row in theirs if row["strategy"] == "cicada"
     )
-    rows.append(["geometric mean", *[""] * (len(STRATEGIES) + 1), f"{ratio:.3f}"])
-    header = ["model", *STRATEGIES, "resident", "cicada / resident"]
+    rows.append(["geometric mean", *[""] * (len(STRATEGIES) + 1), f"{ratio:.3f}", "", ""])
+    header = [
+        *("model", *STRATEGIES, "resident", "cicada / resident"),
+        *("cicada: pipeline", "and execution in it"),
+    ]
     caption = f"Latency in ms, {setup.title}; in parentheses the reduction against pisel."
     return Shown(caption, header, rows)
 
