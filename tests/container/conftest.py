@@ -155,15 +155,11 @@ class Container:
             f"/predictions/{model}", content=photo.read_bytes(), headers=headers
         )
 
-    def metric(self, name: str) -> float:
-        """The sum of the metric's series."""
+    def metric(self, *names: str) -> float:
+        """The sum of these metrics' series, all of one moment."""
+        wanted = tuple(f"{name}{after}" for name in names for after in (" ", "{"))
         lines = self.get("/metrics").text.splitlines()
-        values = [
-            float(line.rpartition(" ")[2])
-            for line in lines
-            if line.startswith((f"{name} ", f"{name}{{"))
-        ]
-        return sum(values)
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(wanted))
 
     def execute(self, *command: str, check: bool = True) -> str:
         return docker("exec", self.id, *command, check=check)
