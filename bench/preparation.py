@@ -1,7 +1,7 @@
 """`cicada bench preparation`: the memory of the process that prepares a checkpoint, beside the file's size."""
 
 import json
-import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
 import safetensors.torch
 import torch
 from rich.console import Console
@@ -39,6 +38,8 @@ _DTYPES: Final = {
     "bfloat16": torch.bfloat16,
 }
 _SAMPLE_S: Final = 0.002
+_SIZE: Final = re.compile(r"^(VmHWM|RssAnon|RssFile):\s+(\d+) kB$", re.MULTILINE)
+_WIDTH: Final = 120
 _SEED: Final = 0
 _MB: Final = 1e6
 _IMPORTS: Final = ("-c", "import runtime.preparation")
@@ -46,8 +47,8 @@ _IMPORTS: Final = ("-c", "import runtime.preparation")
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Of one process's resident memory, megabytes (10^6 bytes): all of it as the kernel counted it (wait4),
-    and, sampled, its anonymous pages and those of mapped files, libraries included."""
+    """Of one process's resident memory, megabytes (10^6 bytes): all of it, as the kernel keeps its highest
+    mark; and, sampled, its anonymous pages and those of mapped files, libraries included."""
 
     resident_mb: float
     anonymous_mb: float
@@ -127,25 +128,30 @@ def _write(file: Path, model: str, name: str, dtype: str) -> None:
 def peak_of(arguments: Sequence[str]) -> Peak:
     """Runs Python with these arguments. Raises CalledProcessError if it fails."""
     command = [sys.executable, *arguments]
+    peak = Peak(0, 0, 0)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        anonymous, mapped = _sampled(process)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        while process.poll() is None:
+            peak = _higher(peak, process.pid)
+            time.sleep(_SAMPLE_S)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return Peak(usage.ru_maxrss * 1024 / _MB, anonymous / _MB, mapped / _MB)
+    return peak
 
 
-def _sampled(process: "subprocess.Popen[bytes]") -> tuple[int, int]:
-    """The highest anonymous and mapped bytes until the process ends; it is not waited for."""
-    anonymous = mapped = 0
-    watched = psutil.Process(process.pid)
-    while watched.status() != psutil.STATUS_ZOMBIE:
-        memory = watched.memory_info()
-        anonymous = max(anonymous, memory.rss - memory.shared)
-        mapped = max(mapped, memory.shared)
-        time.sleep(_SAMPLE_S)
-    return anonymous, mapped
+def _higher(peak: Peak, pid: int) -> Peak:
+    """The peak with what /proc/PID/status says now (proc(5)), kilobytes there.
+
+    Not wait4's ru_maxrss: it counts the parent's memory too, which the child has until it executes.
+    """
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = {title: int(size) * 1024 / _MB for title, size in _SIZE.findall(status)}
+    if not found:  # ended, and not yet waited for
+        return peak
+    return Peak(
+        max(peak.resident_mb, found["VmHWM"]),
+        max(peak.anonymous_mb, found["RssAnon"]),
+        max(peak.mapped_mb, found["RssFile"]),
+    )
 
 
 def run(options: Options, json_file: Path | None) -> None:
@@ -155,7 +161,7 @@ def run(options: Options, json_file: Path | None) -> None:
     if json_file is not None:
         content = {"environment": described, "rows": [asdict(row) for row in rows]}
         json_file.write_text(json.dumps(content, indent=1) + "\n")
-    Console(soft_wrap=True, highlight=False).print(_table(rows))
+    Console(highlight=False, width=_WIDTH).print(_table(rows))
 
 
 def _table(rows: Sequence[Row]) -> Table:
