@@ -14,6 +14,9 @@ _MODEL: Final = "/v2/models/{model}"
 _VERSION: Final = f"{_MODEL}/versions/{{version}}"
 HEALTH: Final = frozenset(
     {
+        "/models",
+        "/models/{model}",
+        "/strategies",
         "/v2",
         "/v2/health/live",
         "/v2/health/ready",
@@ -27,7 +30,9 @@ HEALTH: Final = frozenset(
     }
 )
 METRICS: Final = frozenset({"/metrics"})
-PUBLIC: Final = frozenset({"/", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"})
+PUBLIC: Final = frozenset(
+    {"/", "/page/{file:path}", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"}
+)
 _SCHEMES: Final[dict[str, Any]] = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": KEY_HEADER},

@@ -12,15 +12,21 @@ from models.store import Store
 from runtime import (
     documentation,
     errors,
+    events,
     limits,
     metrics,
     open_inference,
+    pages,
     platforms,
     predictions,
+    prepared_models,
     requests,
+    status,
     uploads,
 )
 from runtime.access import Access
+from runtime.events import Feed
+from runtime.handler_process import End
 from runtime.metrics import Metrics
 from runtime.pool import Pool
 from runtime.service import Service
@@ -40,12 +46,19 @@ def create_app(settings: Settings, *, command: Sequence[str] | None = None) -> F
     """
     has = limits.measure()
     counts = Metrics()
+    feed = Feed()
+
+    def handler_ended(end: End) -> None:
+        counts.handler_ended(end)
+        feed.handler_ended(end)
+
     pool = Pool(
         command or handler_command(settings, has),
         handlers=settings.handlers,
         queue=settings.queue,
         timeout_s=settings.timeout_s,
-        on_end=counts.handler_ended,
+        on_ready=feed.handler_ready,
+        on_end=handler_ended,
     )
     counts.watch(pool, has)
     access = Access(
@@ -54,7 +67,7 @@ def create_app(settings: Settings, *, command: Sequence[str] | None = None) -> F
         metrics=settings.keys_for_metrics,
     )
     bodies = Uploads(uploads.limit(settings, has.memory_bytes))
-    service = Service(settings, Store(settings.weights), pool, counts, bodies)
+    service = Service(settings, Store(settings.weights), pool, counts, bodies, feed, has)
     app = FastAPI(
         title="Cicada",
         description=documentation.DESCRIPTION,
@@ -70,9 +83,14 @@ def create_app(settings: Settings, *, command: Sequence[str] | None = None) -> F
     app.state.tracing = _tracing(settings)
     errors.install(app)
     _add_middleware(app, settings)
-    for module in (open_inference, predictions, platforms, requests, metrics):
+    routed = (
+        *(open_inference, predictions, platforms, prepared_models),
+        *(requests, events, status, metrics),
+    )
+    for module in routed:
         app.include_router(module.router)
     documentation.install(app)
+    pages.install(app)
     return app
 
 

@@ -108,6 +108,7 @@ def _errors(*statuses: int) -> Responses:
 
 
 ERRORS: Final = _errors(*_ERRORS)
+BAD_INPUT: Final = _errors(400)
 NOT_READY: Final = _errors(503)
 MISSING: Final = _errors(404, 500)
 INFERENCE: Final[Responses] = {

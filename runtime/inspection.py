@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from models.manifest import LayerEntry, Optimization
 from models.store import CorruptModel, PreparedModel, Store
+from runtime.facts import layer_facts, model_facts
 
 _UNCUT_COLUMNS: Final = 1000
 _SHOWN_LABELS: Final = 5
@@ -34,11 +34,11 @@ def inspect(weights: Path, name: str | None, *, verify: bool, as_json: bool) -> 
     store = Store(weights)
     if name is None:
         models, faults = _open_all(store)
-        shown = [_model_facts(model) for model in models]
+        shown = [_whole(model) for model in models]
     else:
         model, faults = _open_one(store, name)
         models = [] if model is None else [model]
-        shown = [_model_facts(model) | {"contents": _layer_facts(model)} for model in models]
+        shown = [_whole(model) | {"contents": layer_facts(model)} for model in models]
     if verify:
         for model in models:
             faults |= {model.name: store.verify(model.name)}
@@ -69,38 +69,11 @@ def _open_one(store: Store, name: str) -> tuple[PreparedModel | None, dict[str, 
         return None, {name: [str(error)]}
 
 
-def _model_facts(model: PreparedModel) -> dict[str, Any]:
-    manifest = model.manifest
-    return {
-        "name": model.name,
-        "version": model.version,
-        "architecture": manifest.architecture,
-        "granularity": manifest.granularity,
-        "format": manifest.weight_format,
-        "classes": manifest.classes,
-        "layers": len(manifest.layers),
-        "bytes": model.bytes,
-        "parameters": sum(_parameters(layer) for layer in manifest.layers),
-        "dtype": manifest.dtype,
-        "source": manifest.source,
-        "converted from": ", ".join(manifest.found_dtypes),
-        **execution_facts(manifest.optimization),
+def _whole(model: PreparedModel) -> dict[str, Any]:
+    return model_facts(model) | {
+        "converted from": ", ".join(model.manifest.found_dtypes),
         "labels": _labels(model),
-        "preset": manifest.preset,
-        "input": manifest.input.model_dump(mode="json"),
         "folder": str(model.path),
-    }
-
-
-def execution_facts(optimization: Optimization | None) -> dict[str, str]:
-    """How the model is executed, how near that is to torchvision, and what it gained."""
-    if optimization is None:
-        return {"execution": "as torchvision's, bit for bit"}
-    layout = optimization.memory_format.replace("_", " ")
-    return {
-        "execution": f"fused, weights {layout}: within 1e-4 of the largest logit",
-        "gain": f"{optimization.optimized_ms:.1f} ms instead of {optimization.plain_ms:.1f}, "
-        f"{optimization.threads} threads, where prepared",
     }
 
 
@@ -109,25 +82,6 @@ def _labels(model: PreparedModel) -> str:
         return ""
     first = ", ".join(model.labels[:_SHOWN_LABELS])
     return f"{first}, ..." if len(model.labels) > _SHOWN_LABELS else first
-
-
-def _layer_facts(model: PreparedModel) -> list[dict[str, Any]]:
-    return [
-        {
-            "index": layer.index,
-            "name": layer.name,
-            "file": layer.file,
-            "bytes": layer.bytes,
-            "tensors": len(layer.parameters),
-            "parameters": _parameters(layer),
-            "sha256": layer.sha256,
-        }
-        for layer in model.manifest.layers
-    ]
-
-
-def _parameters(layer: LayerEntry) -> int:
-    return sum(tensor.elements for tensor in layer.parameters if tensor.parameter)
 
 
 def _print(

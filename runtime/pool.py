@@ -5,9 +5,11 @@ import bisect
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 
 from handler import wire
 from runtime import admission, frames, priority
@@ -35,6 +37,9 @@ logger = logging.getLogger("cicada.pool")
 START_LIMIT_S: Final = 120.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
+ENDS_KEPT: Final = 16
+
+State = Literal["starting", "idle", "working", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,29 @@ class Line:
             self._jobs.remove(job)
 
 
+@dataclass(slots=True)
+class Place:
+    """One place in the pool: its handler process, what that does, since when, and for which request."""
+
+    state: State = "starting"
+    since_s: float = field(default_factory=time.monotonic)
+    pid: int | None = None
+    request: str | None = None
+    done: int = 0
+
+    def turn(self, state: State, request: str | None = None) -> None:
+        self.state, self.request, self.since_s = state, request, time.monotonic()
+
+    def begin(self) -> None:
+        """The next process has the place."""
+        self.pid, self.done = None, 0
+        self.turn("starting")
+
+    def end(self) -> None:
+        self.pid = None
+        self.turn("ended")
+
+
 class Pool:
     """Keeps `handlers` processes of `command` alive and gives each one job at a time.
 
@@ -121,6 +149,7 @@ class Pool:
         queue: int,
         timeout_s: float,
         cancel_s: float = 5.0,
+        on_ready: Callable[[int], None] = lambda _pid: None,
         on_end: Callable[[End], None] = lambda _end: None,
         free: Callable[[Sequence[Held], int], Free | None] = admission.measured,
     ) -> None:
@@ -128,6 +157,7 @@ class Pool:
         self._size = handlers
         self._timeout_s = timeout_s
         self._cancel_s = cancel_s
+        self._on_ready = on_ready
         self._on_end = on_end
         self._queue = queue
         self._line = Line()
@@ -139,6 +169,8 @@ class Pool:
         self._keepers: list[asyncio.Task[None]] = []
         self._problem: str | None = None
         self._draining = False
+        self.places: list[Place] = []
+        self.ended: deque[tuple[datetime, End]] = deque(maxlen=ENDS_KEPT)
 
     @property
     def ready(self) -> int:
@@ -174,7 +206,8 @@ class Pool:
 
     def start(self) -> None:
         """Returns at once; handlers become ready by and by."""
-        self._keepers = [asyncio.create_task(self._keep()) for _ in range(self._size)]
+        self.places = [Place() for _ in range(self._size)]
+        self._keepers = [asyncio.create_task(self._keep(place)) for place in self.places]
 
     async def infer(self, job: Job) -> Answer:
         """Waits for a handler and for its answer; raises ServiceError. Cancelled: the caller has gone."""
@@ -256,22 +289,25 @@ class Pool:
         else:
             job.fail(OverTime(f"no handler became free within {self._timeout_s:g} s"))
 
-    async def _keep(self) -> None:
-        """One place in the pool: a handler process, and the next one whenever it ends."""
+    async def _keep(self, place: Place) -> None:
+        """A handler process in its place, and the next one whenever it ends."""
         fruitless = 0
         while True:
+            place.begin()
             try:
-                served, end = await self._live()
+                served, end = await self._live(place)
             except Exception:  # the loop's boundary: a fault here must not cost the pool a place
                 logger.exception("a fault while keeping a handler")
                 served, end = False, End("fault", "was given up after a fault of the proxy")
             fields = {"pid": end.pid, "cause": end.cause, "sentence": end.sentence}
             logger.warning("handler ended", extra=fields)
+            place.end()
+            self.ended.append((datetime.now(UTC), end))
             self._on_end(end)
             fruitless = 0 if served else fruitless + 1
             await asyncio.sleep(_pause(fruitless))
 
-    async def _live(self) -> tuple[bool, End]:
+    async def _live(self, place: Place) -> tuple[bool, End]:
         """One handler process from start to end: whether it had been given a job, and why it ended."""
         served = False
         try:
@@ -279,14 +315,18 @@ class Pool:
         except HandlerEndedError as ended:
             self._problem = ended.end.sentence
             return served, ended.end
+        place.pid = handler.pid
         try:
             await self._welcome(handler)
             while True:
+                place.turn("idle")
                 job = await self._next_job(handler)
                 served = True
+                place.turn("working", job.header["id"])
                 try:
                     await self._run(handler, job)
                 finally:
+                    place.done += 1
                     self._release(job)
         except HandlerEndedError as ended:
             self._problem = ended.end.sentence
@@ -303,6 +343,7 @@ class Pool:
         start_ms = (time.monotonic_ns() - started_ns) / 1e6
         fields = {"pid": handler.pid, "threads": ready.threads, "torch": ready.torch}
         logger.info("handler ready", extra={**fields, "start_ms": round(start_ms, 1)})
+        self._on_ready(handler.pid)
 
     async def _next_job(self, handler: HandlerProcess) -> Job:
         """Waits for a job; raises HandlerEndedError if the handler ends meanwhile."""

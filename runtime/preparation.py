@@ -28,7 +28,7 @@ from models.manifest import Granularity, InputSpec, Manifest, WeightFormat
 from models.preparation import Options, Source
 from models.store import PreparedModel, Store, StoreError
 from runtime import limits
-from runtime.inspection import execution_facts
+from runtime.facts import execution_facts
 
 _ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 

@@ -90,7 +90,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         limit_s = self._service.settings.drain_s
         logger.info("draining", extra={"cause": self._cause, "limit_s": limit_s})
-        self._service.pool.drain(limit_s)
+        self._service.drain(limit_s)
         asyncio.get_running_loop().call_later(limit_s + CLOSING_S, self._close_stalled)
         await super().shutdown(sockets)
 

@@ -11,8 +11,11 @@ from fastapi import Request, Response
 from handler.strategies import STRATEGIES
 from handler.wire import Body
 from models.store import CorruptModel, PreparedModel, Store, StoreError, UnknownModel
-from runtime import admission, binary_tensors, priority, reporting
+from runtime import admission, binary_tensors, limits, priority, reporting
 from runtime.errors import BadInput, CallerLeft, Fault, NotFound, Unavailable, brief
+from runtime.events import Feed
+from runtime.history import STEP_S, History, Use
+from runtime.limits import Limits
 from runtime.metrics import Metrics
 from runtime.pool import Answer, Job, Pool
 from runtime.requests import Record, Records
@@ -25,14 +28,26 @@ _T = TypeVar("_T")
 
 class Service:
     def __init__(
-        self, settings: Settings, store: Store, pool: Pool, metrics: Metrics, uploads: Uploads
+        self,
+        settings: Settings,
+        store: Store,
+        pool: Pool,
+        metrics: Metrics,
+        uploads: Uploads,
+        feed: Feed,
+        has: Limits,
     ) -> None:
         self.settings = settings
         self.uploads = uploads
         self.store = store
         self.pool = pool
         self.metrics = metrics
+        self.feed = feed
+        self.has = has
         self.records = Records()
+        self.history = History()
+        self._started_s = time.monotonic()
+        self._sampling: asyncio.Task[None] | None = None
         self._turns = asyncio.Lock()
         self._verification = Verification(settings.weights) if settings.verify else None
         self._verifying: asyncio.Task[None] | None = None
@@ -40,14 +55,31 @@ class Service:
     def start(self) -> None:
         """Returns at once."""
         self.pool.start()
+        self._sampling = asyncio.create_task(self._sample())
         if self._verification is not None:
             self._verifying = asyncio.create_task(self._verification.run())
 
     async def close(self) -> None:
-        if self._verifying is not None:
-            self._verifying.cancel()
-            await asyncio.wait([self._verifying])
+        self.feed.close()
+        for task in (self._verifying, self._sampling):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         await self.pool.close()
+
+    def drain(self, limit_s: float) -> None:
+        """Takes nothing new, and lets those go who only listen; see `Pool.drain`."""
+        self.feed.close()
+        self.pool.drain(limit_s)
+
+    @property
+    def up_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def sample(self) -> None:
+        """Notes what is in use at this moment."""
+        use = Use(self.pool.waiting, self.pool.running, limits.memory_used())
+        self.history.sample(use)
 
     def why_not_ready(self) -> str | None:
         """None when a request would be served now; otherwise one sentence."""
@@ -167,6 +199,8 @@ class Service:
         if record.inference:
             self.records.add(record)
             self.metrics.observe(record)
+            self.history.observe(record)
+            self.feed.request_ended(record)
 
     def respond(
         self, request: Request, answer: Answer, value: Any, binary: Sequence[Body] = ()
@@ -180,6 +214,11 @@ class Service:
         record.answered_ns = time.monotonic_ns()
         headers = reporting.headers(answer.result.timeline, record.proxy_times())
         return Response(content, headers={**described, **headers})
+
+    async def _sample(self) -> None:
+        while True:
+            self.sample()
+            await asyncio.sleep(STEP_S)
 
     def _retrieved_bytes(self, answer: Answer) -> int:
         """The sizes of the weight files that were retrieved; of a version removed meanwhile nobody knows them."""

@@ -15,6 +15,7 @@ REQUEST_HEADERS: Final = (
     "Cicada-Strategy",
     "Content-Encoding",
     "Inference-Header-Content-Length",
+    "Last-Event-ID",
     "Priority",
     "X-API-Key",
     "X-Request-ID",

@@ -40,7 +40,8 @@ class VisitMiddleware:
             await self._app(scope, receive, send)
             return
         record = Record(_request_id(Headers(scope=scope)))
-        inner = {**scope, "state": {**scope.get("state", {}), "record": record}}
+        told = {"record": record, "is_head": scope["method"] == "HEAD"}
+        inner = {**scope, "state": {**scope.get("state", {}), **told}}
         if scope["method"] == "HEAD":
             inner["method"] = "GET"
         try:

@@ -79,7 +79,10 @@ async def test_each_key_opens_in_either_header(client_of: Any, key: str, scheme:
             assert (await client.get(path, headers=header)).status_code == 200
 
 
-OPEN = ("/v2", "/v2/health/live", "/v2/models/tiny", "/_/health", "/docs", "/openapi.json")
+OPEN = (
+    *("/v2", "/v2/health/live", "/v2/models/tiny", "/_/health", "/models/tiny"),
+    *("/", "/docs", "/openapi.json"),
+)
 
 
 @pytest.mark.anyio
@@ -89,10 +92,10 @@ async def test_health_and_metrics_are_open_until_they_are_switched(client_of: An
 
     async with client_of(api_keys=KEYS[0]) as (client, _):
         answers = [await client.get(path) for path in (*OPEN, "/metrics")]
-        assert statuses(answers) == [200] * 7
+        assert statuses(answers) == [200] * 9
     async with client_of(api_keys=KEYS[0], keys_for_health=True) as (client, _):
         answers = [await client.get(path) for path in (*OPEN, "/metrics")]
-        assert statuses(answers) == [401, 401, 401, 401, 200, 200, 200]
+        assert statuses(answers) == [401] * 5 + [200] * 4
     async with client_of(api_keys=KEYS[0], keys_for_metrics=True) as (client, _):
         assert (await client.get("/metrics")).status_code == 401
         assert (await client.get("/v2/health/live")).status_code == 200
@@ -121,6 +124,9 @@ async def test_the_description_says_which_routes_need_a_key(client_of: Any) -> N
         "/v2/models/{model}/versions/{version}/infer",
         "/predictions/{model}",
         "/invocations",
+        "/events",
+        "/status",
+        "/status/history",
         "/requests",
         "/requests/{request_id}",
         "/requests/{request_id}/trace",
