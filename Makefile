@@ -7,7 +7,7 @@ CICADA := $(VENV)/bin/cicada
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run image test lint format types fix bench-http soak clean
+.PHONY: help run image test lint format types fix bench-http soak screenshots clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -44,6 +44,9 @@ soak: $(VENV)/.installed ## load, faults and killed handlers for ten minutes, ev
 
 bench-http: $(VENV)/.installed ## requests per second and latency under 1 to 64 clients; ARGS="--json FILE" keeps the figures
 	@$(CICADA) bench http $(ARGS)
+
+screenshots: $(VENV)/.installed-dev ## the page, light, dark and on a phone, into docs/page; needs chromium (apt-get install chromium)
+	@$(VENV)/bin/pytest --quiet tests/browser/screenshots.py
 
 clean: ## remove the environment and the tools' caches; prepared weights stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
