@@ -28,7 +28,7 @@ from rich.table import Table
 from bench import environment
 from bench.health import Health, HealthProbe
 from bench.payload import KINDS, Request, request
-from models import preparation
+from models import catalog, preparation
 from models.errors import ModelError
 from models.store import Store
 
@@ -213,7 +213,7 @@ def measure(options: Options, progress: Progress) -> Iterator[Row]:
         store = Store(Path(folder) / "weights")
         source = preparation.from_seed(_SEED, options.model, "block")
         preparation.prepare(store, options.model, source, "safetensors")
-        side = store.open(options.model).manifest.input.crop
+        side = catalog.usual_image_size(options.model)
         cells = list(itertools.product(options.kinds, options.clients))
         with Served(store.root, queue=max(options.clients)) as served:
             progress.update(task, total=len(cells))

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import checkpoints, environment, http, page_cache, payload
+from bench import checkpoints, environment, http, own, page_cache, payload
 from bench.worker import Worker
 from handler.strategies import STRATEGIES
 from handler.timeline import now_ns
@@ -27,6 +27,7 @@ from models.errors import ModelError
 from models.manifest import Granularity, WeightFormat
 from models.store import Store
 
+USUAL: Final = ("resnet50", "vgg16", "vit_b_16")
 RESIDENT: Final = "resident"
 DIRECT_READ: Final = "direct_read"
 PEERS: Final = {
@@ -39,7 +40,6 @@ _OPTIMIZED: Final = "_optimized"
 _SEED: Final = 0
 _WARM_UPS: Final = 2
 _HTTP_TIMEOUT_S: Final = 600.0
-_SHAPE: Final = (1, 3, 224, 224)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,9 @@ class Options:
     threads: int
     folder: Path | None
     """Where stores and checkpoints are written; they are removed again."""
+    own: Sequence[str] = ()
+    """Models of the user's, as they are prepared in `store`."""
+    store: Path = Path("weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ def options(
     http: bool,
     threads: int | None,
     folder: Path | None,
+    own: Sequence[str] = (),
+    store: Path = Path("weights"),
 ) -> Options:
     """Checks the names; `paper` and `all` stand for several. Raises UnknownChoice."""
     return Options(
@@ -113,6 +118,8 @@ def options(
         http=http,
         threads=threads_or_all(threads),
         folder=folder,
+        own=own,
+        store=store,
     )
 
 
@@ -165,10 +172,16 @@ class ServedVariant:
     worker: Worker
     model: str
     strategy: str
+    described: Mapping[str, Any] | None = None
+    """What goes in; without it, one image's tensor."""
 
     def run(self, value: bytes) -> float:
-        described = {"kind": "tensor", "datatype": "FP32", "shape": list(_SHAPE)}
-        header, _ = self.worker.infer(self.model, self.strategy, described, value)
+        described = self.described or {
+            "kind": "tensor",
+            "datatype": "FP32",
+            "shape": list(input_shape(self.model)),
+        }
+        header, _ = self.worker.infer(self.model, self.strategy, dict(described), value)
         duration: float = header["timeline"]["figures"]["pipeline_ms"]
         return duration
 
@@ -208,9 +221,11 @@ class StandIn:
     format: str | None
     granularity: str | None
     worker: Worker
+    model: str
 
     def run(self, value: bytes) -> float:
-        header, _ = self.worker.exchange({"type": "infer", "input": {"shape": list(_SHAPE)}}, value)
+        described = {"shape": list(input_shape(self.model))}
+        header, _ = self.worker.exchange({"type": "infer", "input": described}, value)
         duration: float = header["duration_ms"]
         return duration
 
@@ -243,6 +258,53 @@ def measure(options: Options, progress: Progress) -> Iterator[Row]:
     for model in options.models:
         with tempfile.TemporaryDirectory(prefix="cicada-bench-", dir=options.folder) as folder:
             yield from _measure_model(model, options, Path(folder), progress)
+    for model in options.own:
+        yield from _measure_own(model, options, progress)
+
+
+def _measure_own(model: str, options: Options, progress: Progress) -> Iterator[Row]:
+    manifest = own.manifest_of(options.store, model)
+    with ExitStack() as stack:
+        variants: list[Variant] = [
+            own.resident(options.store.absolute(), model, options.threads, stack)
+        ]
+        for strategy in options.strategies:
+            worker = Worker.handler(options.store.absolute(), options.threads)
+            variants.append(
+                ServedVariant(
+                    name=strategy,
+                    format=manifest.weight_format,
+                    granularity=manifest.granularity,
+                    worker=stack.enter_context(worker),
+                    model=model,
+                    strategy=strategy,
+                    described=own.described(manifest),
+                )
+            )
+        samples = [Samples(variant) for variant in variants]
+        _run_rounds(model, samples, own.body(manifest), options, options.store, progress)
+    yield from _rows(model, options, samples)
+
+
+def _run_rounds(
+    model: str,
+    samples: Sequence[Samples],
+    value: bytes,
+    options: Options,
+    files: Path,
+    progress: Progress,
+) -> None:
+    """files: the folder whose files are put out of the page cache where it is to be cold."""
+    task = progress.add_task(model, total=(options.rounds + _WARM_UPS) * len(samples))
+    for round_number in range(-_WARM_UPS, options.rounds):
+        for sample in samples:
+            if options.cold:
+                page_cache.evict([files])
+            duration = sample.variant.run(value)
+            if round_number >= 0:
+                sample.times.append(duration)
+            progress.advance(task)
+    progress.remove_task(task)
 
 
 def _measure_model(model: str, options: Options, folder: Path, progress: Progress) -> Iterator[Row]:
@@ -259,17 +321,8 @@ def _measure_model(model: str, options: Options, folder: Path, progress: Progres
     with ExitStack() as stack:
         variants = list(_variants(model, options, folder, stack, onnx=onnx))
         samples = [Samples(variant) for variant in variants]
-        progress.update(task, description=model, total=(options.rounds + _WARM_UPS) * len(samples))
-        value = random_input()
-        for round_number in range(-_WARM_UPS, options.rounds):
-            for sample in samples:
-                if options.cold:
-                    page_cache.evict([folder])
-                duration = sample.variant.run(value)
-                if round_number >= 0:
-                    sample.times.append(duration)
-                progress.advance(task)
-    progress.remove_task(task)
+        progress.remove_task(task)
+        _run_rounds(model, samples, random_input(model), options, folder, progress)
     yield from _rows(model, options, samples)
 
 
@@ -299,7 +352,7 @@ def stand_in(
         *("--architecture", model),
         *("--checkpoints", str(made)),
     ]
-    return StandIn(name, None, None, stack.enter_context(Worker(module, arguments)))
+    return StandIn(name, None, None, stack.enter_context(Worker(module, arguments)), model)
 
 
 def _in_handlers(model: str, options: Options, folder: Path, stack: ExitStack) -> Iterator[Variant]:
@@ -327,7 +380,7 @@ def _stores(options: Options) -> Iterator[tuple[WeightFormat, str]]:
 def _behind_the_proxy(
     model: str, options: Options, folder: Path, stack: ExitStack
 ) -> Iterator[Variant]:
-    sent = payload.request("binary", model, _SHAPE[-1], None)
+    sent = payload.request("binary", model, input_shape(model)[-1], None)
     for weight_format, kind in _stores(options):
         for strategy in options.strategies:
             store = folder / f"{weight_format}{kind}"
@@ -352,10 +405,16 @@ def _has_onnxruntime() -> bool:
     return True
 
 
-def random_input() -> bytes:
-    """A seeded float32 tensor of one image, as bytes."""
+def input_shape(model: str) -> tuple[int, int, int, int]:
+    """Of one image as torchvision's weights of that model take it."""
+    side = catalog.usual_image_size(model)
+    return (1, 3, side, side)
+
+
+def random_input(model: str = USUAL[0]) -> bytes:
+    """A seeded float32 tensor of one image as the model takes it, as bytes."""
     generator = np.random.default_rng(_SEED)
-    return generator.standard_normal(_SHAPE, dtype=np.float32).tobytes()
+    return generator.standard_normal(input_shape(model), dtype=np.float32).tobytes()
 
 
 def _rows(model: str, options: Options, samples: Sequence[Samples]) -> Iterator[Row]:

@@ -132,7 +132,7 @@ def _measure_model(model: str, options: Options, folder: Path, progress: Progres
         store, model, preparation.from_seed(_SEED, model, "block"), "safetensors"
     )
     progress.update(task, description=model)
-    value = random_input()
+    value = random_input(model)
     with ExitStack() as stack:
         made = folder / "checkpoints"
         floor = stand_in(RESIDENT, "bench.resident", model, made, options.threads, stack)

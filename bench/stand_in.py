@@ -47,7 +47,8 @@ def serve(make: Callable[[str, Path], Contender]) -> None:
         name = header.get("architecture", arguments.architecture)
         if name not in contenders:
             contenders[name] = make(name, arguments.checkpoints)
-        value = torch.from_numpy(np.frombuffer(body, dtype="<f4")).reshape(header["input"]["shape"])
+        floats = torch.from_numpy(np.frombuffer(body, dtype="<f4")) if body else torch.empty(0)
+        value = floats.reshape(header["input"]["shape"])
         with torch.inference_mode():
             start = now_ns()
             logits = contenders[name](value)

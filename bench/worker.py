@@ -37,7 +37,7 @@ class Worker:
         with theirs:
             descriptor = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, "--socket-fd", str(descriptor), *arguments],
+                [sys.executable, "-P", "-m", module, "--socket-fd", str(descriptor), *arguments],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
             )

@@ -53,6 +53,7 @@ class Flight:
         self._ahead = 0
         self._stopped = False
         self._held: set[int] = set()
+        self._executed: set[int] = set()
         self._changed = threading.Condition()
         self._scheduler = PriorityAwareScheduler(retrievals, durations, now_ns)
 
@@ -67,10 +68,11 @@ class Flight:
         return self._ahead_bytes is not None
 
     def executed(self, layer: int) -> None:
-        """The layer's weights have been let go."""
-        if layer not in self._retrievals:
+        """The layer's weights have been let go, or are no longer waited for; saying it again does nothing."""
+        if layer not in self._retrievals or layer in self._executed:
             return
         with self._changed:
+            self._executed.add(layer)
             self._ahead -= self._retrievals[layer].bytes
             self._changed.notify_all()
 

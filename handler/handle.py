@@ -7,17 +7,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
-from handler import denormals, inputs
+from handler import denormals
 from handler.cancellation import Cancellation
+from handler.classification import ImageClassification
 from handler.errors import ModelFault, RequestFailed, UnknownTarget
 from handler.images import MAX_PIXELS
 from handler.memory import Trimmer
 from handler.pipeline import Cancelled, Pipeline, Run
 from handler.plan import Plan, Plans
+from handler.processing import Encoded, OwnProcessings, Processing
+from handler.raw_tensors import RawTensors
 from handler.scheduler import DurationRecords
-from handler.steps import OpenFiles, steps
+from handler.steps import OpenFiles, forward, steps
 from handler.strategies import STRATEGIES, Strategy
 from handler.timeline import Timeline, now_ns
 from handler.wire import Header
@@ -66,7 +68,14 @@ class Request:
 class RequestHandler:
     """Answers requests one after another; between them it keeps structures and durations, no weights."""
 
-    def __init__(self, store: Store, pipeline: Pipeline, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        pipeline: Pipeline,
+        max_pixels: int = MAX_PIXELS,
+        processing: str | None = None,
+    ) -> None:
+        self._own = OwnProcessings(processing)
         self._store = store
         self._pipeline = pipeline
         self._plans = Plans()
@@ -118,25 +127,39 @@ class RequestHandler:
         model, plan, files = self._open(request)
         release.files = files
         timeline = Timeline(plan.names, request.strategy.decoupled, arrival_ns)
+        layers = steps(model, plan, files, request.strategy)
         run = self._pipeline.begin(
-            steps(model, plan, files, request.strategy),
+            layers,
             request.strategy,
             self._durations.of(str(model.path), plan.layer_bytes),
             timeline,
+            forward(plan, layers),
         )
         release.run = run
         cancellation.attach(run.cancel)
         try:
             with torch.inference_mode():
+                processing = self._processing(request, model, plan)
                 start = now_ns()
-                value = inputs.decode(request.input, body, model.manifest.input, self._max_pixels)
+                value = processing.decode(request.input, body)
                 timeline.decoded = (start, now_ns())
                 with denormals.taken_as_zero():
-                    logits = run.execute(value.to(plan.dtype)).float()
-                return _result(request, model, logits, timeline)
+                    outputs = _executed(run, model, value)
+                del value
+                return _result(request, model, processing.encode(outputs), timeline)
         except BaseException as error:
             run.fail(error)
             raise
+
+    def _processing(self, request: Request, model: PreparedModel, plan: Plan) -> Processing:
+        spec = model.manifest.input
+        if request.input.get("kind") == "own":
+            return self._own.of(model)
+        if spec is None:
+            return RawTensors(model.manifest.inputs)
+        return ImageClassification(
+            model, spec, plan.dtype, request.outputs, request.top, self._max_pixels
+        )
 
     def _open(self, request: Request) -> tuple[PreparedModel, Plan, OpenFiles]:
         """Resolves the model's link once and opens its files; a version may go just in between."""
@@ -164,50 +187,34 @@ class _Release:
             self.files.close()
 
 
-def _result(request: Request, model: PreparedModel, logits: Tensor, timeline: Timeline) -> Answer:
-    tensors: dict[str, Tensor] = {}
-    if "logits" in request.outputs:
-        tensors["logits"] = logits
-    if "probabilities" in request.outputs or "labels" in request.outputs:
-        probabilities = torch.softmax(logits, dim=1)
-    if "probabilities" in request.outputs:
-        tensors["probabilities"] = probabilities
-    parts = {name: tensor.contiguous().numpy().tobytes() for name, tensor in tensors.items()}
-    header = {
+def _executed(run: Run, model: PreparedModel, value: Any) -> Any:
+    """The outputs; what a forward of the user's raises is its fault, and is said to be."""
+    if model.manifest.factory is None:
+        return run.execute(value)
+    try:
+        return run.execute(value)
+    except (RequestFailed, Cancelled, MemoryError):
+        raise
+    except Exception as error:
+        if _is_of_memory(error):
+            raise
+        log.exception("the forward of %s failed", model.name)
+        raise ModelFault(
+            f"model {model.name!r}: its forward failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _result(request: Request, model: PreparedModel, encoded: Encoded, timeline: Timeline) -> Answer:
+    header: Header = {
         "type": "result",
         "id": request.id,
         "model": model.name,
         "version": model.version,
-        "outputs": [
-            {
-                "name": name,
-                "datatype": "FP32",
-                "shape": list(tensor.shape),
-                "bytes": len(parts[name]),
-            }
-            for name, tensor in tensors.items()
-        ],
-        "labels": _labels(probabilities, model, request.top)
-        if "labels" in request.outputs
-        else None,
+        "outputs": [],
+        "labels": None,
         "timeline": _described(request, model, timeline),
     }
-    return header, b"".join(parts.values())
-
-
-def _labels(probabilities: Tensor, model: PreparedModel, top: int) -> list[list[dict[str, Any]]]:
-    values, indices = probabilities.topk(min(max(top, 1), probabilities.shape[1]), dim=1)
-    return [
-        [
-            {
-                "label": model.labels[index] if model.labels else str(index),
-                "index": index,
-                "probability": value,
-            }
-            for value, index in zip(row_values, row_indices, strict=True)
-        ]
-        for row_values, row_indices in zip(values.tolist(), indices.tolist(), strict=True)
-    ]
+    return header | encoded.fields, encoded.body
 
 
 def _described(request: Request, model: PreparedModel, timeline: Timeline) -> dict[str, Any]:
@@ -226,9 +233,13 @@ def _described(request: Request, model: PreparedModel, timeline: Timeline) -> di
 
 
 def _unforeseen(failure: Exception) -> tuple[int, str]:
-    if isinstance(failure, MemoryError) or "can't allocate memory" in str(failure):
+    if _is_of_memory(failure):
         return _OUT_OF_MEMORY_STATUS, "the handler found no memory for the request"
     return RequestFailed.status, "the handler failed: a fault of the service"
+
+
+def _is_of_memory(failure: Exception) -> bool:
+    return isinstance(failure, MemoryError) or "can't allocate memory" in str(failure)
 
 
 def _error(header: Header, status: int, message: str) -> Answer:

@@ -40,12 +40,38 @@ class Step(Protocol):
         """Lets go of its modules and weights."""
 
 
+class Forward(Protocol):
+    """How the compute unit runs the layers."""
+
+    @property
+    def until(self) -> Sequence[int]:
+        """Per layer, the one in whose execution it is used for the last time."""
+
+    def __call__(self, enter: Callable[[int], Sequence[int]], value: Any) -> Any:
+        """The output. `enter` is to be called whenever a layer is come to: it waits for its weights, and
+        returns the layers that were let go."""
+
+
+class InTurn:
+    """Each layer takes the output of the one before."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = steps
+        self.until = range(len(steps))
+
+    def __call__(self, enter: Callable[[int], Sequence[int]], value: Any) -> Any:
+        for index, step in enumerate(self._steps):
+            enter(index)
+            value = step.execute(value)
+        return value
+
+
 class Cancelled(Exception):
     """The caller has gone."""
 
 
-class _Stopped(Exception):
-    """Another unit has failed; its error is what the caller gets."""
+class _Stopped(BaseException):
+    """Another unit has failed, or has no more to do; no forward may take it for an error of its own."""
 
 
 _STOP: Final = -1
@@ -65,10 +91,15 @@ class Pipeline:
         self._ahead_bytes = ahead_bytes
 
     def begin(
-        self, steps: Sequence[Step], strategy: Strategy, durations: Durations, timeline: Timeline
+        self,
+        steps: Sequence[Step],
+        strategy: Strategy,
+        durations: Durations,
+        timeline: Timeline,
+        forward: Forward | None = None,
     ) -> "Run":
         """Starts construction and retrieval at once, where the strategy's units run side by side."""
-        run = Run(steps, strategy, durations, timeline)
+        run = Run(steps, strategy, durations, timeline, forward or InTurn(steps))
         flight = run.depart(self._ahead_bytes) if strategy.decoupled else None
         if strategy.pipelined:
             run.tasks.append(self._layer.submit(run.construct_all))
@@ -90,10 +121,16 @@ class Run:
     """
 
     def __init__(
-        self, steps: Sequence[Step], strategy: Strategy, durations: Durations, timeline: Timeline
+        self,
+        steps: Sequence[Step],
+        strategy: Strategy,
+        durations: Durations,
+        timeline: Timeline,
+        forward: Forward,
     ) -> None:
         self.tasks: list[Task] = []
         self._steps = steps
+        self._forward: Forward | None = forward
         self._strategy = strategy
         self._durations = durations
         self._timeline = timeline
@@ -101,6 +138,10 @@ class Run:
         self._flight: Flight | None = None
         self._to_apply: SimpleQueue[int] = SimpleQueue()
         self._to_execute: SimpleQueue[int] = SimpleQueue()
+        self._ready: set[int] = set()
+        self._entered: set[int] = set()
+        self._executing: int | None = None
+        self._entered_ns = 0
         self._failing = threading.Lock()
         self._error: BaseException | None = None
 
@@ -152,6 +193,7 @@ class Run:
         for task in self.tasks:
             task.join()
         self._steps = ()
+        self._forward = None
         self._retrievals.clear()
         self._flight = None
         self._error = None
@@ -206,19 +248,45 @@ class Run:
             self._to_execute.put(index)
 
     def _execute_all(self, value: Any) -> Any:
-        ready: set[int] = set()
-        for index, step in enumerate(self._steps):
-            while index not in ready:
-                ready.add(self._next(self._to_execute))
-            self._check()
-            start = now_ns()
-            value = step.execute(value)
-            self._timeline.record(index, "execute", start, now_ns())
-            if self._flight is not None and self._flight.bounded:
-                # Taking mappings down costs milliseconds: elsewhere it waits until the answer was sent.
-                step.release()
-                self._flight.executed(index)
+        if self._forward is None:
+            raise RuntimeError("the run has been left")
+        value = self._forward(self._enter, value)
+        self._leave_layer()
+        if len(self._entered) < len(self._steps):
+            self.fail(_Stopped())  # the forward came to no other layer: none is worth its loading
         return value
+
+    def _enter(self, index: int) -> Sequence[int]:
+        """The forward comes to a layer, for the first time or again; returns those that were let go."""
+        if index in self._entered:
+            return ()
+        gone = self._leave_layer()
+        if self._flight is not None and self._flight.bounded:
+            for skipped in set(range(index)) - self._entered:
+                self._flight.executed(skipped)
+        while index not in self._ready:
+            self._ready.add(self._next(self._to_execute))
+        self._check()
+        self._entered.add(index)
+        self._executing = index
+        self._entered_ns = now_ns()
+        return gone
+
+    def _leave_layer(self) -> Sequence[int]:
+        """The layer's execution ends where the next one's begins."""
+        index = self._executing
+        if index is None:
+            return ()
+        self._timeline.record(index, "execute", self._entered_ns, now_ns())
+        self._executing = None
+        if self._flight is None or not self._flight.bounded or self._forward is None:
+            return ()
+        # Taking mappings down costs milliseconds: elsewhere it waits until the answer was sent.
+        self._flight.executed(index)
+        gone = [layer for layer in self._entered if self._forward.until[layer] == index]
+        for layer in gone:
+            self._steps[layer].release()
+        return gone
 
     def _construct(self, index: int) -> None:
         self._check()

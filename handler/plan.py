@@ -9,8 +9,10 @@ import torch
 
 from handler.errors import ModelFault
 from handler.retrieval import FileLayout, TensorView
-from models import blocked, catalog
-from models.layers import Architecture, Layer, TensorPlace
+from models import blocked, catalog, own
+from models.errors import ModelError
+from models.gates import GatedForward
+from models.layers import Architecture, Cut, Layer, TensorPlace
 from models.manifest import LayerEntry, Manifest, TensorEntry
 from models.store import PreparedModel
 from models.weight_files import DATA_TYPES
@@ -35,6 +37,8 @@ class Plan:
     layers: tuple[PlannedLayer, ...]
     dtype: torch.dtype
     """In which the layers compute: their input's, and their output's."""
+    gated: GatedForward | None
+    """The forward that comes to the layers by itself; without it, each takes the one before's output."""
 
     @property
     def names(self) -> list[str]:
@@ -68,7 +72,7 @@ def _plan(model: PreparedModel) -> Plan:
     _check_onednn(model)
     try:
         architecture = _architecture(manifest)
-    except catalog.UnknownArchitecture as error:
+    except ModelError as error:
         raise ModelFault(f"model {model.name!r}: {error}") from error
     except _CONSTRUCTION_ERRORS as error:
         what = f"{manifest.architecture} for images of {manifest.image_size} pixels"
@@ -86,6 +90,7 @@ def _plan(model: PreparedModel) -> Plan:
             for layer, entry in zip(architecture.layers, manifest.layers, strict=True)
         ),
         architecture.dtype,
+        architecture.gated,
     )
 
 
@@ -102,6 +107,8 @@ def _check_onednn(model: PreparedModel) -> None:
 
 
 def _architecture(manifest: Manifest) -> Architecture:
+    if manifest.factory is not None:
+        return own.recorded(manifest)
     return catalog.architecture(
         manifest.architecture,
         granularity=manifest.granularity,
@@ -109,6 +116,8 @@ def _architecture(manifest: Manifest) -> Architecture:
         image_size=manifest.image_size,
         fused=None if manifest.optimization is None else manifest.optimization.memory_format,
         dtype=_DTYPES[manifest.dtype],
+        options=manifest.options,
+        cuts=[Cut(layer.name, layer.parts, layer.until) for layer in manifest.layers],
     )
 
 

@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--memory-limit", type=int, default=0, help="bytes; 0: none")
     parser.add_argument("--max-pixels", type=int, default=images.MAX_PIXELS, help="of an image")
+    parser.add_argument("--processing", help="of models that were prepared without one")
     arguments = parser.parse_args()
     loglines.configure("INFO", sys.stdout, process="handler", pid=os.getpid())
     _die_with_parent()
@@ -140,7 +141,9 @@ def main() -> None:
     stay_single_threaded()
     connection = socket.socket(fileno=arguments.socket_fd)
     pipeline = Pipeline(retrievals=_RETRIEVALS, ahead_bytes=_ahead_bytes(arguments.memory_limit))
-    handler = RequestHandler(Store(arguments.weights), pipeline, arguments.max_pixels)
+    handler = RequestHandler(
+        Store(arguments.weights), pipeline, arguments.max_pixels, arguments.processing
+    )
     # The 340,000 objects that the imports made stay: the collector need not go through them amid a request.
     gc.freeze()
     try:

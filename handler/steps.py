@@ -3,15 +3,17 @@
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
 from handler import miniloader
 from handler.errors import ModelFault
+from handler.pipeline import Forward, InTurn
 from handler.plan import Plan, PlannedLayer
 from handler.retrieval import MappedFile, ReadFile, WeightFile
 from handler.strategies import Strategy
+from models.gates import Enter, GatedForward
 from models.layers import BuiltLayer
 from models.manifest import LayerEntry, WeightFormat
 from models.store import PreparedModel
@@ -163,11 +165,28 @@ class LayerStep:
     def _fault(self, what: str) -> ModelFault:
         return self._files.fault(self._planned.entry, what)
 
-    def execute(self, value: Tensor) -> Tensor:
+    def execute(self, value: Any) -> Any:
         return self.built.execute(value)
 
     def release(self) -> None:
         self._built = None
+
+
+class GatedSteps:
+    """The model's own forward over its layers' steps."""
+
+    def __init__(self, gated: GatedForward, steps: Sequence[LayerStep]) -> None:
+        self._gated = gated
+        self._steps = steps
+        self.until = [part.until for part in gated.parts]
+
+    def __call__(self, enter: Enter, value: Any) -> Any:
+        return self._gated(lambda layer: self._steps[layer].built, enter, value)
+
+
+def forward(plan: Plan, steps: Sequence[LayerStep]) -> Forward:
+    """How the layers are run: by the model's own forward, or each on the output of the one before."""
+    return InTurn(steps) if plan.gated is None else GatedSteps(plan.gated, steps)
 
 
 def steps(

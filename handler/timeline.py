@@ -100,16 +100,23 @@ class _Figuring:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._by_kind: dict[Kind, list[Span]] = defaultdict(list)
-        for span in timeline.spans:
+        recorded = tuple(timeline.spans)
+        self._start = min(span.start_ns for span in recorded)
+        self._end = max(span.end_ns for span in recorded if span.kind == "execute")
+        # A layer to which the forward does not come may still be on its way into memory.
+        self._spans = [
+            span._replace(end_ns=min(span.end_ns, self._end))
+            for span in recorded
+            if span.start_ns <= self._end
+        ]
+        for span in self._spans:
             self._by_kind[span.kind].append(span)
-        self._start = min(span.start_ns for span in timeline.spans)
-        self._end = max(span.end_ns for span in self._by_kind["execute"])
 
     def figures(self) -> Figures:
         timeline = self._timeline
         pipeline = self._end - self._start
-        useful = union_ns((s.start_ns, s.end_ns) for s in timeline.spans if s.kind != "initialize")
-        occupied = union_ns((s.start_ns, s.end_ns) for s in timeline.spans)
+        useful = union_ns((s.start_ns, s.end_ns) for s in self._spans if s.kind != "initialize")
+        occupied = union_ns((s.start_ns, s.end_ns) for s in self._spans)
         return Figures(
             layers=len(timeline.layers),
             input_ms=_ms(timeline.decoded[1] - timeline.decoded[0]),

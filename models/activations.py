@@ -8,37 +8,44 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.layers import Architecture, BuiltLayer
+from models import weightless
+from models.layers import Architecture
 
 _CHANNELS: Final = 3
 
 
-def peak_bytes(architecture: Architecture) -> int:
-    """The most bytes that are alive at once while one image goes through the chain, itself included.
+def peak_bytes(architecture: Architecture, inputs: Any = None) -> int:
+    """The most bytes that are alive at once while inputs go through the model, themselves included.
 
     Counted over the storages that operators return, weights left out; kernels' own scratch memory is
     not seen. It grows with the number of images in a request, and depends on nothing but the
     architecture: the same on every machine.
+
+    inputs: by default one image.
     """
-    weights: set[int] = set()
-    chain = [_built(layer.build(), weights) for layer in architecture.layers]
     side = architecture.image_size
+    image = torch.empty((1, _CHANNELS, side, side), dtype=architecture.dtype, device="meta")
+    given = image if inputs is None else inputs
+    if inputs is None:
+        return _peak_bytes(architecture, given, "meta")
+    try:
+        return _peak_bytes(architecture, given, "meta")
+    except Exception:  # noqa: BLE001 - of any kind: the forward may look at values
+        return _peak_bytes(architecture, given, "cpu")
+
+
+def _peak_bytes(architecture: Architecture, inputs: Any, device: str) -> int:
+    layers = weightless.built(architecture, device)
+    weights = {
+        _identity(tensor)
+        for layer in layers
+        for tensor in (*layer.root.parameters(), *layer.root.buffers())
+    }
     # Not in inference mode, where compound operators reach a dispatch mode whole.
     with torch.no_grad(), _Living(weights) as living:
-        value = torch.empty((1, _CHANNELS, side, side), dtype=architecture.dtype, device="meta")
-        for layer in chain:
-            value = layer.execute(value)
+        weightless.run(architecture, layers, inputs, device=device)
     peak: int = living.peak_bytes
     return peak
-
-
-def _built(built: BuiltLayer, weights: set[int]) -> BuiltLayer:
-    """The layer with weights that have a shape only, whose storages are added to `weights`."""
-    for _, slot in built.layer.slots:
-        tensor = torch.empty(slot.shape, dtype=slot.dtype, device="meta")
-        weights.add(_identity(tensor))
-        built.put(slot, tensor)
-    return built
 
 
 class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]

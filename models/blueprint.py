@@ -4,7 +4,7 @@ import copy
 import functools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from models import references
 
 _TABLES: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
@@ -82,6 +84,8 @@ class Slot:
     parameter: bool
     persistent: bool
     memory_format: torch.memory_format
+    same_as: str | None = None
+    """The name of an earlier slot whose tensor this one holds too (tied weights)."""
 
     @property
     def elements(self) -> int:
@@ -94,6 +98,8 @@ class Structure:
 
     root: nn.Module
     tables: list[dict[str, Tensor | None]]
+    modules: Sequence[nn.Module]
+    """All of the tree, by their numbers in the blueprint."""
 
     def put(self, slot: Slot, tensor: Tensor) -> None:
         self.tables[slot.table][slot.attribute] = tensor
@@ -107,45 +113,64 @@ class Blueprint:
 
     `build` runs no constructor (0.3 ms for ResNet-50's 151 modules, where the constructors on the meta
     device take 37 ms). Parameters and persistent buffers are None in what it builds; buffers that no
-    state dict carries are copies of what the constructor made.
+    state dict carries are copies of what the constructor made. A module that stands in several places
+    is built once, and its tensors have one slot each, under their first name.
+
+    absent: dotted names of subtrees that are left out; their places hold None.
     """
 
-    __slots__ = ("_nodes", "slots")
+    __slots__ = ("_links", "_nodes", "_referring", "numbers", "slots")
 
-    def __init__(self, root: nn.Module) -> None:
-        self._nodes = tuple(_Node(*numbered) for numbered in _numbered(root))
-        self.slots: tuple[Slot, ...] = tuple(_slots(root))
+    def __init__(self, root: nn.Module, absent: Collection[str] = ()) -> None:
+        named: dict[str, nn.Module] = {}
+        links: list[tuple[int, str, int]] = []
+        _walk(root, "", absent, named, {}, links)
+        self.numbers = {name: number for number, name in enumerate(named)}
+        self._links = tuple(links)
+        self.slots: tuple[Slot, ...] = tuple(_slots(named))
+        places = _places(named)
+        self._nodes = tuple(_Node(module, places) for module in named.values())
+        self._referring = tuple(
+            (number, node) for number, node in enumerate(self._nodes) if node.refers
+        )
 
     def build(self) -> Structure:
-        built: list[nn.Module] = []
+        built = [node.build() for node in self._nodes]
+        for parent, attribute, child in self._links:
+            built[parent].__dict__["_modules"][attribute] = built[child]
+        for number, node in self._referring:
+            node.refer(built[number], built)
         tables: list[dict[str, Tensor | None]] = []
-        for node in self._nodes:
-            module = node.build()
-            built.append(module)
+        for module in built:
             state = module.__dict__
             tables += (state["_parameters"], state["_buffers"])
-            if node.parent is not None:
-                built[node.parent].__dict__["_modules"][node.attribute] = module
-        return Structure(built[0], tables)
+        return Structure(built[0], tables, built)
 
 
 class _Node:
     __slots__ = (
         "_attributes",
         "_buffers",
+        "_children",
         "_class",
         "_kept",
+        "_late",
         "_mutable",
         "_parameters",
-        "attribute",
-        "parent",
+        "_references",
     )
 
-    def __init__(self, module: nn.Module, parent: int | None, attribute: str) -> None:
-        self.parent = parent
-        self.attribute = attribute
+    def __init__(self, module: nn.Module, places: references.Places) -> None:
         self._class = type(module)
         plain = {name: value for name, value in vars(module).items() if name not in _TABLES}
+        found = {name: references.resolver(value, places) for name, value in plain.items()}
+        self._references = tuple(
+            (name, resolve.get) for name, resolve in found.items() if resolve and not resolve.late
+        )
+        self._late = tuple(
+            (name, resolve.get) for name, resolve in found.items() if resolve and resolve.late
+        )
+        plain = {name: None if found[name] else value for name, value in plain.items()}
         # An empty table is made anew by its class: copying one costs ten times as much, and a module has
         # a dozen (its hooks).
         self._mutable = tuple(
@@ -154,6 +179,7 @@ class _Node:
             if type(value) in _CONTAINERS
         )
         self._attributes = plain
+        self._children: dict[str, nn.Module | None] = dict.fromkeys(module._modules)
         self._parameters: dict[str, Tensor | None] = dict.fromkeys(module._parameters)
         self._buffers: dict[str, Tensor | None] = dict.fromkeys(module._buffers)
         self._kept = tuple(
@@ -162,44 +188,95 @@ class _Node:
             if buffer is not None and name in module._non_persistent_buffers_set
         )
 
+    @property
+    def refers(self) -> bool:
+        return bool(self._references or self._late)
+
     def build(self) -> nn.Module:
-        module: nn.Module = self._class.__new__(self._class)
+        # Not by the class's own `__new__`: that of a traced module makes a class, and loses its forward.
+        module: nn.Module = object.__new__(self._class)
         state = module.__dict__
         state.update(self._attributes)
         for name, fresh in self._mutable:
             state[name] = fresh()
         state["_parameters"] = self._parameters.copy()
         state["_buffers"] = buffers = self._buffers.copy()
-        state["_modules"] = {}
+        state["_modules"] = self._children.copy()
         for name, buffer in self._kept:
             buffers[name] = buffer.clone()
         return module
 
+    def refer(self, module: nn.Module, built: Sequence[nn.Module]) -> None:
+        """Makes plain attributes refer to what was built, where the source's referred to its own parts.
 
-def _numbered(root: nn.Module) -> Iterator[tuple[nn.Module, int | None, str]]:
-    """The tree's modules, parents first, each with its parent's number and its name there."""
-    numbers: dict[str, int] = {}
-    for number, (name, module) in enumerate(root.named_modules(remove_duplicate=False)):
-        numbers[name] = number
-        parent, _, attribute = name.rpartition(".")
-        yield module, (numbers[parent] if name else None), attribute
+        Tensors are not there yet, so what refers to them (the list of weights that a recurrent layer
+        keeps) is made when the module is called.
+        """
+        state = module.__dict__
+        for name, resolve in self._references:
+            state[name] = resolve(built)
+        if self._late:
+            late = self._late
+
+            def refer_to_tensors(_module: nn.Module, _inputs: Any) -> None:
+                for name, resolve in late:
+                    state[name] = resolve(built)
+
+            module.register_forward_pre_hook(refer_to_tensors, prepend=True)
 
 
-def _slots(root: nn.Module) -> Iterator[Slot]:
-    for number, (prefix, module) in enumerate(root.named_modules(remove_duplicate=False)):
+def _walk(
+    module: nn.Module,
+    name: str,
+    absent: Collection[str],
+    named: dict[str, nn.Module],
+    numbers: dict[int, int],
+    links: list[tuple[int, str, int]],
+) -> int:
+    """Collects the tree's modules, each once, parents first; returns this one's number."""
+    number = numbers[id(module)] = len(named)
+    named[name] = module
+    for attribute, child in module._modules.items():
+        path = f"{name}.{attribute}" if name else attribute
+        if child is None or path in absent:
+            continue
+        known = numbers.get(id(child))
+        if known is None:
+            known = _walk(child, path, absent, named, numbers, links)
+        links.append((number, attribute, known))
+    return number
+
+
+def _places(named: Mapping[str, nn.Module]) -> references.Places:
+    places: references.Places = {}
+    for number, module in enumerate(named.values()):
+        places[id(module)] = references.to_module(number)
+        for table in ("_parameters", "_buffers"):
+            for attribute, tensor in module.__dict__[table].items():
+                if tensor is not None:
+                    places.setdefault(id(tensor), references.to_tensor(number, table, attribute))
+    return places
+
+
+def _slots(named: Mapping[str, nn.Module]) -> Iterator[Slot]:
+    first: dict[int, str] = {}
+    for number, (prefix, module) in enumerate(named.items()):
         for attributes, parameter in ((module._parameters, True), (module._buffers, False)):
             for attribute, tensor in attributes.items():
                 if tensor is None:
                     continue
+                name = f"{prefix}.{attribute}" if prefix else attribute
+                earlier = first.setdefault(id(tensor), name)
                 yield Slot(
                     table=2 * number + (not parameter),
                     attribute=attribute,
-                    name=f"{prefix}.{attribute}" if prefix else attribute,
+                    name=name,
                     shape=tuple(tensor.shape),
                     dtype=tensor.dtype,
                     parameter=parameter,
                     persistent=parameter or attribute not in module._non_persistent_buffers_set,
                     memory_format=_memory_format(tensor),
+                    same_as=None if earlier == name else earlier,
                 )
 
 

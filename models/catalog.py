@@ -2,17 +2,19 @@
 
 import difflib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 import torchvision
-from torch import nn
+from pydantic import JsonValue
+from torch import Tensor, nn
 
-from models import fusion, resnet, vgg, vit
+from models import fusion, general, resnet, vgg, vit
 from models.blueprint import structure_only
 from models.errors import ModelError
-from models.layers import Architecture, Layer, TensorPlace
+from models.layers import Architecture, Cut, Layer, TensorPlace
 from models.manifest import Granularity, MemoryFormat
 
 Chain = Callable[[Any, Granularity], Iterator[Layer]]
@@ -46,7 +48,9 @@ _CHAINS: Final[dict[str, Chain]] = {
     name: chain for chain, names in _FAMILIES.items() for name in names
 }
 
-NAMES: Final[tuple[str, ...]] = tuple(_CHAINS)
+NAMES: Final[tuple[str, ...]] = tuple(torchvision.models.list_models(module=torchvision.models))
+"""torchvision's classifiers. Those of the families above have chains of their own; the others are cut
+by the general way."""
 PAPER: Final[tuple[str, ...]] = (
     "resnet50",
     "resnet101",
@@ -71,16 +75,57 @@ class UnknownArchitecture(ModelError):
         super().__init__(f"there is no architecture {name!r}: {hint}")
 
 
-def torchvision_model(name: str, *, classes: int = 1000, image_size: int = 224) -> nn.Module:
+_OPTIONS: Final[Mapping[str, Mapping[str, JsonValue]]] = {
+    name: {"aux_logits": False, "init_weights": False} for name in ("googlenet", "inception_v3")
+}
+"""Of builders: these two's further heads serve training alone."""
+_TRAINING_ONLY: Final = ("aux1.", "aux2.", "AuxLogits.")
+"""How the keys of those heads begin, which checkpoints of the two may have."""
+
+
+def options_of(name: str, *, pretrained: bool = False) -> dict[str, JsonValue]:
+    """What torchvision's builder of that name is given besides classes and image size.
+
+    pretrained: for torchvision's own weights, which want images normalized as they were trained on.
+    """
+    options = dict(_OPTIONS.get(name, {}))
+    return options | {"transform_input": True} if options and pretrained else options
+
+
+def without_training_heads(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict without the heads that serve training alone."""
+    heads = _TRAINING_ONLY if name in _OPTIONS else ()
+    return {key: tensor for key, tensor in tensors.items() if not key.startswith(heads)}
+
+
+def usual_image_size(name: str) -> int:
+    """Side in pixels of the images for which torchvision's default weights are. Raises UnknownArchitecture."""
+    _check(name)
+    if name in _CHAINS:
+        return 224
+    side: int = torchvision.models.get_model_weights(name).DEFAULT.transforms().crop_size[0]
+    return side
+
+
+def torchvision_model(
+    name: str,
+    *,
+    classes: int = 1000,
+    image_size: int = 224,
+    options: Mapping[str, JsonValue] | None = None,
+) -> nn.Module:
     """torchvision's own model in `eval()`, weights as its constructor initializes them.
 
-    `image_size` matters to ViT alone; the other families take any size.
+    `image_size` matters to ViT and MaxViT alone; the other families take any size.
     """
-    if name not in _CHAINS:
-        raise UnknownArchitecture(name)
-    options = {"image_size": image_size} if name.startswith("vit") else {}
+    _check(name)
+    given: dict[str, Any] = {**options_of(name), **(options or {})}
+    if name.startswith("vit"):
+        given["image_size"] = image_size
+    elif name.startswith("maxvit"):
+        given["input_size"] = (image_size, image_size)
     model: nn.Module = torchvision.models.get_model(
-        name, weights=None, num_classes=classes, **options
+        name, weights=None, num_classes=classes, **given
     )
     return model.eval()
 
@@ -100,33 +145,79 @@ def places(name: str) -> Mapping[str, TensorPlace]:
     }
 
 
-@functools.lru_cache(maxsize=16)
+def _check(name: str) -> None:
+    if name not in NAMES:
+        raise UnknownArchitecture(name)
+
+
 def architecture(
     name: str,
     *,
     granularity: Granularity = "block",
     classes: int = 1000,
-    image_size: int = 224,
+    image_size: int | None = None,
     fused: MemoryFormat | None = None,
     dtype: torch.dtype = torch.float32,
+    options: Mapping[str, JsonValue] | None = None,
+    cuts: Sequence[Cut] | None = None,
 ) -> Architecture:
-    """The chain of layers of torchvision's `name`. It holds structure, no weights, so it may be kept.
+    """torchvision's `name` as layers. It holds structure, no weights, so it may be kept.
 
-    fused: with convolutions that are fused with what follows them, their weights in that memory format.
+    image_size: the usual one if it is not given.
+    fused: with convolutions that are fused with what follows them, their weights in that memory format;
+        a model that is cut by the general way stays as it is.
+    cuts: where the general way cuts it; found anew if they are not given.
 
-    Raises UnknownArchitecture.
+    Raises UnknownArchitecture, and what torchvision's constructors raise for sizes and options that they
+    cannot be built for.
     """
-    with structure_only():
-        model = torchvision_model(name, classes=classes, image_size=image_size)
-    taken = {} if fused is None else fusion.fuse(model, fused)
-    chain = tuple(_CHAINS[name](model.to(dtype), granularity))
-    return Architecture(
+    side = usual_image_size(name) if image_size is None else image_size
+    encoded = json.dumps({**options_of(name), **(options or {})}, sort_keys=True)
+    found = None if cuts is None or name in _CHAINS else tuple(cuts)
+    return _architecture(name, granularity, classes, side, fused, dtype, encoded, found)
+
+
+@functools.lru_cache(maxsize=16)
+def _architecture(
+    name: str,
+    granularity: Granularity,
+    classes: int,
+    image_size: int,
+    fused: MemoryFormat | None,
+    dtype: torch.dtype,
+    options: str,
+    cuts: tuple[Cut, ...] | None,
+) -> Architecture:
+    def make() -> nn.Module:
+        given = json.loads(options)
+        return torchvision_model(name, classes=classes, image_size=image_size, options=given)
+
+    if name in _CHAINS:
+        with structure_only():
+            model = make()
+        taken = {} if fused is None else fusion.fuse(model, fused)
+        chain = tuple(_CHAINS[name](model.to(dtype), granularity))
+        return Architecture(
+            name,
+            granularity,
+            classes,
+            image_size,
+            chain,
+            dtype=dtype,
+            folded=taken,
+            fused=fusion.is_fused(model),
+        )
+    model = general.structure(make, name).to(dtype)
+    if cuts is None:
+        image = torch.empty(1, 3, image_size, image_size, dtype=dtype)
+        cuts = general.cuts(model, granularity, image)
+    return general.architecture(
         name,
-        granularity,
-        classes,
-        image_size,
-        chain,
+        model,
+        cuts,
+        granularity=granularity,
+        classes=classes,
+        image_size=image_size,
+        options=json.loads(options),
         dtype=dtype,
-        folded=taken,
-        fused=fusion.is_fused(model),
     )

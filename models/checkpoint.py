@@ -249,7 +249,8 @@ def dimensions(name: str, tensors: StateDict) -> Dimensions:
     What the tensors do not tell stays as torchvision has it; `fit` then says what is missing.
     Raises UnknownArchitecture.
     """
-    places, usual = catalog.places(name), Dimensions()
+    places = catalog.places(name)
+    usual = Dimensions(image_size=catalog.usual_image_size(name))
     return Dimensions(
         classes=_length(tensors.get(f"{head(places)}.weight"), dim=0) or usual.classes,
         image_size=_vit_image_size(places, tensors) or usual.image_size,

@@ -10,6 +10,10 @@ ModelError
     PretrainedError         models/pretrained.py: weights that are not published
         DownloadError           models/download.py: what cannot be had from its host
     UnknownArchitecture     models/catalog.py
+    Unsuitable              models/general.py: a module that cannot be served as layers
+    UserCodeError           models/factories.py: the user's code, which cannot be had
+    ExampleError            models/examples.py: an example of inputs that cannot be read
+    OptionsError            models/own.py: keyword arguments that cannot be read
 """
 
 

@@ -1,16 +1,19 @@
 """Layer and Architecture: a network as a chain of layers, each built, loaded and run as a whole."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from models.blueprint import Blueprint, Slot, Structure
 from models.fusion import Normalization
+from models.gates import GatedForward
 from models.manifest import BlockedLayout, Granularity
 
-Run = Callable[[nn.Module, Tensor], Tensor]
+Run = Callable[[nn.Module, Any], Any]
 Initializer = Callable[[nn.Module], None]
 
 
@@ -45,6 +48,7 @@ class Layer:
     prefix: what precedes the tree's own names in torchvision's state dict, `layer3.4.`.
     run: how the tree turns the preceding layer's output into its own.
     initialize: torchvision's own initialization of these modules, after their constructors'.
+    elsewhere: names within the tree of tensors that lie in another layer's file.
     """
 
     __slots__ = (
@@ -52,27 +56,47 @@ class Layer:
         "_initialize",
         "_run",
         "bindings",
+        "elsewhere",
         "name",
         "parameter_slots",
         "prefix",
         "slots",
         "tensors",
+        "tied",
     )
 
     def __init__(
-        self, name: str, root: nn.Module, prefix: str, *, run: Run = call, initialize: Initializer
+        self,
+        name: str,
+        root: nn.Module,
+        prefix: str,
+        *,
+        run: Run = call,
+        initialize: Initializer = lambda _: None,
+        elsewhere: Collection[str] = (),
     ) -> None:
         self.name = name
         self.prefix = prefix
         self._blueprint = Blueprint(root)
         self._run = run
         self._initialize = initialize
-        persistent = [slot for slot in self._blueprint.slots if slot.persistent]
-        self.slots: tuple[tuple[str, Slot], ...] = tuple(
-            (prefix + slot.name, slot) for slot in persistent
+        persistent = [
+            slot
+            for slot in self._blueprint.slots
+            if slot.persistent and slot.name not in elsewhere and slot.same_as not in elsewhere
+        ]
+        own = [slot for slot in persistent if slot.same_as is None]
+        self.slots: tuple[tuple[str, Slot], ...] = tuple((prefix + slot.name, slot) for slot in own)
+        self.tied = tuple(
+            (prefix + slot.same_as, slot) for slot in persistent if slot.same_as is not None
         )
-        self.bindings = tuple((key, slot.table, slot.attribute) for key, slot in self.slots)
-        self.parameter_slots = tuple(slot for slot in persistent if slot.parameter)
+        self.elsewhere = tuple(
+            slot for slot in self._blueprint.slots if slot.persistent and slot not in persistent
+        )
+        self.bindings = tuple(
+            (key, slot.table, slot.attribute) for key, slot in (*self.slots, *self.tied)
+        )
+        self.parameter_slots = tuple(slot for slot in own if slot.parameter)
         self.tensors: tuple[TensorPlace, ...] = tuple(
             TensorPlace(key, slot.shape, slot.dtype, slot.parameter, slot.memory_format)
             for key, slot in self.slots
@@ -96,6 +120,10 @@ class BuiltLayer:
         self._run = run
         self._initialize = initialize
 
+    @property
+    def root(self) -> nn.Module:
+        return self._structure.root
+
     def put(self, slot: Slot, tensor: Tensor) -> None:
         self._structure.put(slot, tensor)
 
@@ -111,9 +139,16 @@ class BuiltLayer:
 
     def allocate(self) -> None:
         """Gives every parameter and buffer memory of its full shape and precision."""
-        for _, slot in self.layer.slots:
-            tensor = torch.empty(slot.shape, dtype=slot.dtype, memory_format=slot.memory_format)
-            self.put(slot, nn.Parameter(tensor, requires_grad=False) if slot.parameter else tensor)
+        made: dict[str, Tensor] = {}
+        for key, slot in self.layer.slots:
+            made[key] = _allocated(slot)
+            self.put(slot, made[key])
+        for key, slot in self.layer.tied:
+            self.put(slot, made[key])
+        for slot in self.layer.elsewhere:
+            self.put(
+                slot, _allocated(slot)
+            )  # for its module's own reset; the tensor itself comes later
 
     def initialize(self) -> None:
         """Runs each module's own reset, then torchvision's initialization of this layer."""
@@ -144,8 +179,22 @@ class BuiltLayer:
         for name, module in self._structure.root.named_modules():
             yield (self.layer.prefix + name).removesuffix("."), module
 
-    def execute(self, value: Tensor) -> Tensor:
+    def execute(self, value: Any) -> Any:
         return self._run(self._structure.root, value)
+
+
+def _allocated(slot: Slot) -> Tensor:
+    tensor = torch.empty(slot.shape, dtype=slot.dtype, memory_format=slot.memory_format)
+    return nn.Parameter(tensor, requires_grad=False) if slot.parameter else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A layer as the manifest records it: its name, what of the module it has, its last use."""
+
+    name: str
+    parts: tuple[str, ...]
+    until: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +216,25 @@ class Architecture:
     """Whether there was anything to fuse."""
     dtype: torch.dtype = torch.float32
     """In which its layers compute; every floating-point parameter and buffer has it."""
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What its builder was given besides classes and image size."""
+    gated: GatedForward | None = None
+    """The forward that comes to the layers by itself; without it, each takes the one before's output."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further keys that a state dict has for the same tensor, each with the one under which it is kept."""
+    cuts: tuple[Cut, ...] = ()
+    """Of a model that is cut by the general way."""
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    """Persistent buffers that a constructor fills with what its forward relies on, tables of indices above
+    all; of a model that is cut by the general way."""
+
+    def forward(self, built: Sequence[BuiltLayer], inputs: Any) -> Any:
+        """The output of layers whose weights are all applied."""
+        if self.gated is not None:
+            return self.gated(built.__getitem__, lambda _: (), inputs)
+        for layer in built:
+            inputs = layer.execute(inputs)
+        return inputs
 
     @property
     def keys(self) -> frozenset[str]:

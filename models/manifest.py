@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    model_validator,
+)
 
 NAME_PATTERN = r"[a-z0-9][a-z0-9._-]{0,63}"
 VERSION_PATTERN = r"[0-9a-f]{12}"
@@ -38,6 +45,19 @@ ELEMENT_BYTES: Final[dict[DataType, int]] = {
     "U8": 1,
     "BOOL": 1,
 }
+DATATYPES: Final[dict[DataType, str]] = {
+    "F64": "FP64",
+    "F32": "FP32",
+    "F16": "FP16",
+    "BF16": "BF16",
+    "I64": "INT64",
+    "I32": "INT32",
+    "I16": "INT16",
+    "I8": "INT8",
+    "U8": "UINT8",
+    "BOOL": "BOOL",
+}
+"""Element types under the names of the Open Inference Protocol."""
 ALIGNMENT: Final = 64
 """Every tensor of a safetensors file starts at a multiple of it, counted from the file's start."""
 
@@ -98,6 +118,10 @@ class LayerEntry(_Entry):
     sha256: Sha256 | None
     parameters: tuple[TensorEntry, ...]
     """Its parameters and persistent buffers, in the order of the architecture's `Layer.tensors`."""
+    parts: tuple[str, ...] = ()
+    """Of a model that is cut by the general way: what of the module is the layer's, by dotted names."""
+    until: int = Field(default=0, ge=0)
+    """The layer in whose execution the forward comes to this one for the last time."""
 
     @model_validator(mode="after")
     def _check_file(self) -> Self:
@@ -147,6 +171,25 @@ class Optimization(_Entry):
         return self
 
 
+class TensorSpec(_Entry):
+    """An input of a model as its example had it; `named`: the forward takes it by its name."""
+
+    name: str = Field(min_length=1, max_length=256)
+    dtype: DataType
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    named: bool = False
+
+
+class UserCode(_Entry):
+    """A function or module of the user's: `/app/model.py:make`, `package.module:make`, `package.module`.
+
+    sha256: of the file, None for a package.
+    """
+
+    target: str = Field(min_length=1, max_length=4096)
+    sha256: Sha256 | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Bytes: of all parameters and buffers, of 1-bit placeholders for the parameters, of the largest file."""
@@ -159,12 +202,14 @@ class Sizes:
 class Manifest(_Entry):
     format_version: Literal[1]
     architecture: str
-    image_size: int = Field(gt=0)
-    """Side in pixels for which the architecture was built (a ViT's positions depend on it)."""
+    image_size: int = Field(ge=0)
+    """Side in pixels for which the architecture was built (a ViT's positions depend on it); 0: no images."""
     granularity: Granularity
     weight_format: WeightFormat
-    classes: int = Field(gt=0)
-    input: InputSpec
+    classes: int = Field(ge=0)
+    """0: not a classifier."""
+    input: InputSpec | None
+    """None for a model that takes no images."""
     preset: str = ""
     """The torchvision weights whose preprocessing `input` is, and what of it was changed: `IMAGENET1K_V2`."""
     labels: Literal["labels.json"] | None
@@ -178,6 +223,16 @@ class Manifest(_Entry):
     """None: executed as torchvision does, bit for bit."""
     source: str
     """Where the weights came from: `random:0`, `checkpoint:model.pth`, `pretrained:IMAGENET1K_V2`."""
+    options: dict[str, JsonValue] = {}
+    """What the architecture's builder was given besides classes and image size."""
+    factory: UserCode | None = None
+    """The user's function that makes the model, instead of torchvision's."""
+    inputs: tuple[TensorSpec, ...] = ()
+    """Of a model of the user's, the example that it was prepared with."""
+    outputs: tuple[TensorSpec, ...] = ()
+    """And what came out."""
+    processing: UserCode | None = None
+    """The user's module that makes inputs of a request's body, and a value of the outputs."""
     layers: tuple[LayerEntry, ...]
 
     @model_validator(mode="after")

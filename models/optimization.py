@@ -49,8 +49,11 @@ def choose(
 ) -> Chosen | None:
     """The fastest of the fused candidates; None where none is faster and equal within the tolerance.
 
-    Runs all of them in turn, round by round, their weights in memory, on one seeded image.
+    Runs all of them in turn, round by round, their weights in memory, on one seeded image. A model that is
+    cut by the general way has nothing to be fused.
     """
+    if plain.gated is not None:
+        return None
     value = torch.randn(
         (1, 3, plain.image_size, plain.image_size), generator=torch.Generator().manual_seed(_SEED)
     )

@@ -2,18 +2,21 @@
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from models import (
     activations,
     catalog,
     checkpoint,
+    examples,
+    factories,
     labels,
     mapped_memory,
     optimization,
@@ -22,9 +25,10 @@ from models import (
     recognition,
     weight_files,
 )
+from models import own as own_models
 from models.checkpoint import CheckpointError, Findings, Fitted
 from models.download import OnProgress
-from models.layers import Architecture, TensorPlace
+from models.layers import Architecture, Cut, TensorPlace
 from models.manifest import (
     BlockedLayout,
     Granularity,
@@ -32,9 +36,11 @@ from models.manifest import (
     Manifest,
     Optimization,
     Precision,
+    UserCode,
     WeightFormat,
     layer_file_name,
 )
+from models.own import Own
 from models.preprocessing import Changes, PreprocessingError
 from models.pretrained import Preset
 from models.random_weights import RandomWeights
@@ -70,7 +76,8 @@ class Source:
     name: str
     architecture: Architecture
     weights: Mapping[str, Tensor]
-    preset: Preset
+    preset: Preset | None
+    """None for a model that takes no images."""
     optimization: Optimization | None = None
     layouts: Mapping[str, BlockedLayout] = field(default_factory=dict)
     """Of the weights that are blocked, by key."""
@@ -81,6 +88,10 @@ class Source:
     found_dtypes: tuple[str, ...] = ()
     file: Path | None = None
     """From which the weights may be mapped."""
+    own: Own | None = None
+    """Of a model of the user's."""
+    processing: UserCode | None = None
+    """The user's own processing of what goes in and comes out."""
 
     @property
     def dtype(self) -> Precision:
@@ -137,7 +148,65 @@ def from_torchvision(
     member = pretrained.weights(architecture, weights_name)
     path = pretrained.download(member, on_download)
     wished = options if options.preset else _with_preset(options, member.name)
-    return _from_file(path, f"pretrained:{member.name}", architecture, granularity, None, wished)
+    return _from_file(
+        path,
+        f"pretrained:{member.name}",
+        architecture,
+        granularity,
+        None,
+        wished,
+        catalog.options_of(architecture, pretrained=True),
+    )
+
+
+def from_factory(
+    factory: str,
+    options: Mapping[str, JsonValue],
+    example: str,
+    granularity: Granularity,
+    *,
+    checkpoint_file: Path | None = None,
+    key: str | None = None,
+    seed: int | None = None,
+    labels_file: Path | None = None,
+) -> Source:
+    """A model that a function of the user's makes, with a checkpoint's weights or random ones.
+
+    It is run on the example, plainly and layer by layer, before anything is written. Raises UserCodeError,
+    Unsuitable, ExampleError, CheckpointError, OSError.
+    """
+    code = factories.function_code(factory, own_models.FACTORY)
+    inputs = examples.parse(example)
+    module = own_models.module(code, options)
+    chain = own_models.architecture(module, code, options, inputs, granularity)
+    weights: Mapping[str, Tensor]
+    if checkpoint_file is not None:
+        read = checkpoint.read(checkpoint_file, key)
+        weights = own_models.fitted(checkpoint_file, module, chain, read)
+        name = f"checkpoint:{checkpoint_file.name}"
+    else:
+        weights = RandomWeights(chain, seed or 0)
+        name = f"random:{seed or 0}"
+    outputs = own_models.prove(chain, code, inputs, weights)
+    spec, classes = own_models.image_input(inputs, outputs)
+    sized = replace(chain, classes=classes, image_size=spec.crop if spec else 0)
+    preset = None if spec is None else Preset("of the example's size", spec)
+    return Source(
+        name,
+        sized,
+        weights,
+        preset,
+        labels=tuple(labels.read(labels_file, classes)) if labels_file else None,
+        file=checkpoint_file,
+        own=Own(code, inputs, own_models.specs(outputs)),
+    )
+
+
+def with_processing(source: Source, module: str) -> Source:
+    """The same, whose requests a module of the user's takes. Raises UserCodeError."""
+    code = factories.module_code(module, own_models.PROCESSING)
+    own_models.processing_functions(code)
+    return replace(source, processing=code)
 
 
 def optimized(source: Source, weight_format: WeightFormat, threads: int) -> Source:
@@ -167,12 +236,19 @@ def prepare(
     and then leaves the store as it was.
     """
     chain = source.architecture
-    activation_bytes = _activation_bytes(chain)
+    own = source.own
+    activation_bytes = (
+        activations.peak_bytes(chain, examples.tensors(own.inputs))
+        if own
+        else _activation_bytes(chain)
+    )
     _check_room(store, source)
     with store.writer(name) as writer:
         written = _releasing(source.file, on_written)
         layers = tuple(_layer_entries(writer.path, source, weight_format, written))
-        names = source.labels or pretrained.categories(chain.name, chain.classes)
+        names: Sequence[str] | None = source.labels
+        if names is None and own is None:
+            names = pretrained.categories(chain.name, chain.classes)
         return writer.publish(
             Manifest(
                 format_version=1,
@@ -181,8 +257,8 @@ def prepare(
                 granularity=chain.granularity,
                 weight_format=weight_format,
                 classes=chain.classes,
-                input=source.preset.input,
-                preset=source.preset.name,
+                input=source.preset.input if source.preset else None,
+                preset=source.preset.name if source.preset else "",
                 labels="labels.json" if names else None,
                 labels_sha256=writer.write_labels(names) if names else None,
                 dtype=source.dtype,
@@ -190,6 +266,11 @@ def prepare(
                 activation_bytes=activation_bytes,
                 optimization=source.optimization,
                 source=source.name,
+                options=dict(chain.options),
+                factory=own.factory if own else None,
+                inputs=own.inputs if own else (),
+                outputs=own.outputs if own else (),
+                processing=source.processing,
                 layers=layers,
             )
         )
@@ -202,10 +283,13 @@ def _from_file(
     granularity: Granularity,
     key: str | None,
     options: Options,
+    builder: Mapping[str, JsonValue] | None = None,
 ) -> Source:
+    """builder: what torchvision's builder is given besides classes and image size."""
     findings = Findings()
     read = checkpoint.read(path, key, findings)
     name = architecture or recognition.recognize(path, read)
+    read = catalog.without_training_heads(name, read)
     findings.recognized = "" if architecture else name
     named = checkpoint.named(path, name, read)
     findings.prefix, findings.head = named.prefix, named.head
@@ -217,7 +301,7 @@ def _from_file(
         options.preprocessing,
         fixed=checkpoint.has_fixed_image_size(name),
     )
-    chain = _chain(name, granularity, found.classes, preset.input.crop, options)
+    chain = _chain(name, granularity, found.classes, preset.input.crop, options, builder)
     try:
         weights = checkpoint.fit(path, chain, named.tensors, findings)
     except CheckpointError as error:
@@ -240,7 +324,12 @@ def _with_preset(options: Options, preset: str) -> Options:
 
 
 def _chain(
-    name: str, granularity: Granularity, classes: int, image_size: int, options: Options
+    name: str,
+    granularity: Granularity,
+    classes: int,
+    image_size: int,
+    options: Options,
+    builder: Mapping[str, JsonValue] | None = None,
 ) -> Architecture:
     try:
         chain = catalog.architecture(
@@ -249,6 +338,7 @@ def _chain(
             classes=classes,
             image_size=image_size,
             dtype=DTYPES[options.dtype],
+            options=builder,
         )
     except AssertionError as error:  # torchvision's: a ViT's images are whole patches
         raise PreprocessingError(
@@ -317,10 +407,19 @@ def _releasing(file: Path | None, on_written: Callable[[int], None]) -> Callable
 def _layer_entries(
     folder: Path, source: Source, weight_format: WeightFormat, on_written: Callable[[int], None]
 ) -> Iterator[LayerEntry]:
+    cuts = dict(enumerate(source.architecture.cuts))
     for index, layer in enumerate(source.architecture.layers):
+        cut = cuts.get(index, Cut(layer.name, (), 0))
         if not layer.tensors:
             yield LayerEntry(
-                index=index, name=layer.name, file=None, bytes=0, sha256=None, parameters=()
+                index=index,
+                name=layer.name,
+                file=None,
+                bytes=0,
+                sha256=None,
+                parameters=(),
+                parts=cut.parts,
+                until=cut.until,
             )
             continue
         file_name = layer_file_name(index, layer.name, weight_format)
@@ -335,6 +434,8 @@ def _layer_entries(
             bytes=written.bytes,
             sha256=written.sha256,
             parameters=written.tensors,
+            parts=cut.parts,
+            until=cut.until,
         )
 
 

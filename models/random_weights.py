@@ -42,6 +42,7 @@ class RandomWeights(Mapping[str, Tensor]):
         self._places = {
             place.key: place for layer in architecture.layers for place in layer.tensors
         }
+        self._constants = architecture.constants
         self._is_transformer = "class_token" in self._places
         self._blocks = Counter(
             re.findall(r"^(layer\d)\.\d+\.conv1\.weight$", "\n".join(self._places), re.MULTILINE)
@@ -50,6 +51,8 @@ class RandomWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, key: str) -> Tensor:
         place = self._places[key]
+        if key in self._constants:
+            return self._constants[key].clone()
         generator = torch.Generator().manual_seed(_tensor_seed(self._seed, key))
         return self._tensor(place, generator)
 

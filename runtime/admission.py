@@ -1,5 +1,6 @@
 """Admission: a request is given to a handler only when the memory that it needs is there."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def need(
     """
     sizes = manifest.sizes
     return Need(
-        activations=SCRATCH * manifest.activation_bytes * _images(described),
+        activations=SCRATCH * manifest.activation_bytes * _examples(described, manifest),
         placeholders=sizes.weights if STRATEGIES[strategy].initialize else sizes.one_bit,
         # Read files become tensors of their own, which are copied into the layers one after another.
         weights=sizes.weights + 2 * sizes.largest_layer if manifest.weight_format == "pth" else 0,
@@ -59,9 +60,15 @@ def need(
     )
 
 
-def _images(described: dict[str, Any]) -> int:
-    """How many images a request has."""
+def _examples(described: dict[str, Any], manifest: Manifest) -> int:
+    """How many of what `activation_bytes` counts a request has: images, or a model's example."""
     match described:
+        case {"shapes": [*shapes]}:
+            sizes: list[int] = [
+                -(-math.prod(shape) // max(math.prod(spec.shape), 1))
+                for shape, spec in zip(shapes, manifest.inputs, strict=True)
+            ]
+            return max([1, *sizes])
         case {"shape": [int(count), *_]}:
             return count
         case {"lengths": [*lengths]}:
@@ -72,7 +79,7 @@ def _images(described: dict[str, Any]) -> int:
 def _decoded(described: dict[str, Any], body_bytes: int, max_pixels: int) -> int:
     """What the body becomes beside itself; a tensor stays where it is."""
     match described.get("kind"):
-        case "tensor":
+        case "tensor" | "tensors":
             return 0
         case "pixels":
             return FLOAT_BYTES * body_bytes

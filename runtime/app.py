@@ -125,6 +125,7 @@ def handler_command(settings: Settings, has: limits.Limits) -> list[str]:
     threads = settings.threads or has.threads(settings.handlers)
     return [
         sys.executable,
+        "-P",  # the folder in which the service was started may have a `models.py` of the user's
         "-m",
         "handler.process",
         "--weights",
@@ -135,6 +136,7 @@ def handler_command(settings: Settings, has: limits.Limits) -> list[str]:
         str(has.memory_each(settings.handlers)),
         "--max-pixels",
         str(settings.max_pixels),
+        *(["--processing", settings.processing] if settings.processing else []),
     ]
 
 

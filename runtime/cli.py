@@ -4,7 +4,7 @@ Nothing heavy is imported here: `cicada --help` and `cicada serve` never load to
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
@@ -171,6 +171,31 @@ def prepare(
         | None,
         typer.Option(help="How to resize."),
     ] = None,
+    factory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CODE:FUNCTION",
+            help="Your function that makes the model: FILE.py:function or package.module:function.",
+        ),
+    ] = None,
+    kwargs: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="Its keyword arguments, an object."),
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="What its model takes: 1x3x224x224, or ids=1x16:int64,mask=1x16:int64.",
+        ),
+    ] = None,
+    processing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CODE",
+            help="Your module with decode and encode: FILE.py or package.module.",
+        ),
+    ] = None,
     weights: Weights = None,
 ) -> None:
     """Put a model into the weight store, from exactly one of a checkpoint, a seed or torchvision."""
@@ -196,6 +221,22 @@ def prepare(
         raise typer.BadParameter("--optimize is for --dtype float32")
     if name is None and not all_pretrained:
         raise typer.BadParameter("expected the NAME that the model gets in the store")
+    _check_factory(
+        factory,
+        {"--example": example, "--kwargs": kwargs},
+        {
+            "--architecture": architecture,
+            "--pretrained": pretrained,
+            "--all-pretrained": all_pretrained or None,
+            "--dtype": None if dtype == "float32" else dtype,
+            "--preset": preset,
+            "--resize": resize,
+            "--crop": crop,
+            "--mean": mean,
+            "--std": std,
+            "--interpolation": interpolation,
+        },
+    )
     from models.preparation import Options
     from models.preprocessing import Changes
     from runtime import preparation
@@ -226,7 +267,26 @@ def prepare(
             weight_format=weight_format,
             optimize=optimize,
             options=options,
+            factory=factory,
+            kwargs=kwargs,
+            example=example,
+            processing=processing,
         )
+
+
+def _check_factory(
+    factory: str | None, its: Mapping[str, object], torchvisions: Mapping[str, object]
+) -> None:
+    """its, torchvisions: what was given for a factory's models alone, and for torchvision's."""
+    if factory is not None and its["--example"] is None:
+        raise typer.BadParameter("--factory needs --example, such as --example 1x3x224x224")
+    for option, value in (its if factory is None else torchvisions).items():
+        if value is not None:
+            raise typer.BadParameter(
+                f"{option} belongs to --factory"
+                if factory is None
+                else f"{option} is for torchvision's models, expected it without --factory"
+            )
 
 
 def _sides(resize: str | None) -> int | tuple[int, int] | None:
@@ -410,7 +470,14 @@ app.add_typer(bench_app, name="bench")
 
 @bench_app.command()
 def latency(
-    models: BenchedModels = "resnet50,vgg16,vit_b_16",
+    models: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Comma-separated; `paper`: the paper's ten."),
+    ] = None,
+    own: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Models of yours in the store, made by factories."),
+    ] = None,
     strategies: Annotated[
         str, typer.Option(metavar="NAMES", help="Comma-separated; `all`: all five.")
     ] = "all",
@@ -434,6 +501,7 @@ def latency(
     threads: Threads = None,
     json_file: JsonFile = None,
     folder: Folder = None,
+    weights: Weights = None,
 ) -> None:
     """Time requests of every variant, in turn round by round, beside the resident forward pass."""
     from bench import latency
@@ -441,7 +509,7 @@ def latency(
     with _errors_as_one_sentence():
         latency.run(
             latency.options(
-                models=models.split(","),
+                models=models.split(",") if models else [] if own else list(latency.USUAL),
                 strategies=strategies.split(","),
                 formats=formats.split(","),
                 granularity=granularity,
@@ -452,6 +520,8 @@ def latency(
                 http=http,
                 threads=threads,
                 folder=folder,
+                own=own.split(",") if own else [],
+                store=_settings(weights).weights,
             ),
             json_file,
         )

@@ -22,7 +22,7 @@ def model_facts(model: PreparedModel) -> dict[str, Any]:
         "source": manifest.source,
         **execution_facts(manifest.optimization),
         "preset": manifest.preset,
-        "input": manifest.input.model_dump(mode="json"),
+        "input": manifest.input.model_dump(mode="json") if manifest.input else None,
     }
 
 

@@ -53,7 +53,9 @@ class Timeline(_Frame):
 
 class Tensor(_Frame):
     name: str
-    datatype: Literal["FP32"]
+    datatype: Literal[
+        "FP64", "FP32", "FP16", "BF16", "INT64", "INT32", "INT16", "INT8", "UINT8", "BOOL"
+    ]
     shape: tuple[Count, ...]
     bytes: Count
 
@@ -75,6 +77,13 @@ class Ready(_Frame):
     torch: str
 
 
+class Value(_Frame):
+    """What a model's own processing made, as the frame's body."""
+
+    media_type: Literal["application/json", "application/octet-stream", "text/plain; charset=utf-8"]
+    bytes: Count
+
+
 class Result(_Frame):
     type: Literal["result"]
     id: str
@@ -82,7 +91,14 @@ class Result(_Frame):
     version: Version
     outputs: tuple[Tensor, ...]
     labels: tuple[tuple[Label, ...], ...] | None
+    value: Value | None = None
     timeline: Timeline
+
+    @property
+    def body_bytes(self) -> int:
+        return sum(output.bytes for output in self.outputs) + (
+            0 if self.value is None else self.value.bytes
+        )
 
 
 class Refusal(_Frame):

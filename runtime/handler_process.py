@@ -135,9 +135,7 @@ class HandlerProcess:
         frame, received = await self._receive()
         if isinstance(frame, frames.Ready) or frame.id != header["id"]:
             raise self._garbage("a frame that answers no request")
-        if isinstance(frame, frames.Result) and len(received) != sum(
-            t.bytes for t in frame.outputs
-        ):
+        if isinstance(frame, frames.Result) and len(received) != frame.body_bytes:
             raise self._garbage("a body of another size than its outputs")
         return frame, received
 

@@ -89,16 +89,16 @@ def decode(
     if part is None and tensor.data is None:
         raise BadInput(f"input {INPUT!r} has neither data nor {binary_tensors.SIZE}")
     given = _Given(tensor, part, spec)
-    _check_sizes(given)
+    check_sizes(given.tensor)
     _check_batch(given, limit)
     return decoder(given)
 
 
-def _check_sizes(given: _Given) -> None:
+def check_sizes(tensor: RequestInput) -> None:
     """Python computes with larger ones, but refuses to print a product of more than 4300 digits."""
-    if any(size >= _SIZES for size in given.shape):
+    if any(size >= _SIZES for size in tensor.shape):
         raise BadInput(
-            f"input {INPUT!r} has shape {brief(given.shape)}, expected sizes below {_SIZES}"
+            f"input {tensor.name!r} has shape {brief(tensor.shape)}, expected sizes below {_SIZES}"
         )
 
 
@@ -146,7 +146,7 @@ def _images(given: _Given) -> HandlerInput:
     if given.binary is not None:
         images = binary_tensors.elements(given.binary, count)
     else:
-        images = [_from_base64(place, text) for place, text in enumerate(_flat(given), 1)]
+        images = [_from_base64(place, text) for place, text in enumerate(flat(given.tensor), 1)]
     header = {"kind": "images", "lengths": [len(image) for image in images]}
     return HandlerInput(header, images[0] if count == 1 else b"".join(images))
 
@@ -187,54 +187,56 @@ def _fp32(given: _Given) -> bytes:
 
     Packed by `struct`, which takes half the time of looking at every value's type first.
     """
-    values = _flat(given)
+    values = flat(given.tensor)
     try:
         packed = struct.pack(f"<{len(values)}f", *values)
     except (struct.error, OverflowError):  # no number, or too large an integer or float
-        _check_types(values, _NUMBERS, "numbers")
+        check_types(given.tensor, values, _NUMBERS, "numbers")
         raise _beyond_range() from None
     found = np.frombuffer(packed, "<f4")
     if not np.isfinite(found).all():
         raise _beyond_range()
     if ((found == 0) | (found == 1)).any():  # which true and false become
-        _check_types(values, _NUMBERS, "numbers")
+        check_types(given.tensor, values, _NUMBERS, "numbers")
     return packed
 
 
 def _whole(given: _Given) -> bytes:
     """The JSON data as whole numbers from 0 to 255."""
-    values = _flat(given)
-    _check_types(values, _WHOLE_NUMBERS, "whole numbers")
+    values = flat(given.tensor)
+    check_types(given.tensor, values, _WHOLE_NUMBERS, "whole numbers")
     try:
         return bytes(values)
     except ValueError:
         raise BadInput(f"data of input {INPUT!r} holds a number outside 0 to 255") from None
 
 
-def _flat(given: _Given) -> list[Any]:
+def flat(tensor: RequestInput) -> list[Any]:
     """The JSON data in row-major order, as many as the shape says.
 
     Not by numpy, which would make strings, if there are any, all as long as the longest.
     """
-    count = math.prod(given.shape)
-    expected = f"expected {count} elements, flat or nested as the shape {given.shape} says"
-    values = given.tensor.data
+    count = math.prod(tensor.shape)
+    expected = f"expected {count} elements, flat or nested as the shape {tensor.shape} says"
+    values = tensor.data
     if not isinstance(values, list):
-        raise BadInput(f"data of input {INPUT!r} is {brief(values)}, {expected}")
+        raise BadInput(f"data of input {tensor.name!r} is {brief(values)}, {expected}")
     if values and isinstance(values[0], list):
-        for size in given.shape[1:]:
+        for size in tensor.shape[1:]:
             if not all(isinstance(row, list) and len(row) == size for row in values):
-                raise BadInput(f"data of input {INPUT!r} is nested otherwise, {expected}")
+                raise BadInput(f"data of input {tensor.name!r} is nested otherwise, {expected}")
             values = list(itertools.chain.from_iterable(values))
     if len(values) != count:
-        raise BadInput(f"data of input {INPUT!r} has {len(values)} elements, {expected}")
+        raise BadInput(f"data of input {tensor.name!r} has {len(values)} elements, {expected}")
     return values
 
 
-def _check_types(values: list[Any], types: frozenset[type], expected: str) -> None:
+def check_types(
+    tensor: RequestInput, values: list[Any], types: frozenset[type], expected: str
+) -> None:
     if not types.issuperset(map(type, values)):
         odd = next(value for value in values if type(value) not in types)
-        raise BadInput(f"data of input {INPUT!r} holds {brief(odd)}, expected {expected}")
+        raise BadInput(f"data of input {tensor.name!r} holds {brief(odd)}, expected {expected}")
 
 
 def _beyond_range() -> BadInput:

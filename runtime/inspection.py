@@ -22,6 +22,8 @@ _ONE_MODEL_ONLY: Final = {
     "gain",
     "labels",
     "input",
+    "factory",
+    "processing",
 }
 
 
@@ -73,6 +75,8 @@ def _whole(model: PreparedModel) -> dict[str, Any]:
     return model_facts(model) | {
         "converted from": ", ".join(model.manifest.found_dtypes),
         "labels": _labels(model),
+        "factory": model.manifest.factory.target if model.manifest.factory else None,
+        "processing": model.manifest.processing.target if model.manifest.processing else None,
         "folder": str(model.path),
     }
 
@@ -105,7 +109,7 @@ def _print(
 def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for title, value in facts.items():
-        if title != "contents":
+        if title != "contents" and value is not None:
             table.add_row(_title(title), _cell(title, value))
     console.print(table)
 

@@ -12,8 +12,9 @@ from fastapi import APIRouter, Header, Request, Response
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from models.manifest import DATATYPES, Manifest, TensorSpec
 from models.store import PreparedModel, StoreError
-from runtime import binary_tensors, bodies, input_tensors, output_tensors
+from runtime import binary_tensors, bodies, input_tensors, output_tensors, own_tensors
 from runtime.answers import Json
 from runtime.descriptions import (
     INFERENCE,
@@ -194,7 +195,7 @@ async def infer(
         tensor=asked.input.header,
         body=asked.input.body,
         outputs=[output.name for output in asked.outputs],
-        top=max(output.top for output in asked.outputs),
+        top=max((output.top for output in asked.outputs), default=1),
     )
     response, binary = _response(service, asked, answer)
     return service.respond(request, answer, response, binary)
@@ -208,24 +209,37 @@ class _Asked:
     strategy: object
     input: HandlerInput
     outputs: Sequence[Wanted]
+    classifier: bool
 
 
 def _decode(body: bytes, header_length: str | None, model: PreparedModel, limit: int) -> _Asked:
     """Binary data are not copied."""
-    spec = model.manifest.input
+    manifest = model.manifest
+    spec = manifest.input
     binary: memoryview | None = None
     if header_length is None:
         asked = _parse(body)
     else:
         length = binary_tensors.header_length(header_length, len(body))
-        asked = _parse(body[:length]) if length else input_tensors.raw(body, spec)
+        asked = _parse(body[:length]) if length else _raw(body, manifest)
         binary = memoryview(body)[length:]
     return _Asked(
         id=asked.id,
         strategy=asked.parameters.get("strategy"),
-        input=input_tensors.decode(asked, binary, spec, limit),
-        outputs=output_tensors.wanted(asked, model.manifest.classes),
+        input=own_tensors.decode(asked, binary, manifest.inputs)
+        if spec is None
+        else input_tensors.decode(asked, binary, spec, limit),
+        outputs=own_tensors.wanted(asked, manifest.outputs)
+        if spec is None
+        else output_tensors.wanted(asked, manifest.classes),
+        classifier=spec is not None,
     )
+
+
+def _raw(body: bytes, manifest: Manifest) -> InferenceRequest:
+    if manifest.input is None:
+        return own_tensors.raw(body, manifest.inputs)
+    return input_tensors.raw(body, manifest.input)
 
 
 def _parse(body: bytes) -> InferenceRequest:
@@ -250,7 +264,11 @@ def _response(
     """The JSON object, and the binary data behind it."""
     named = any(output.classification for output in asked.outputs)
     labels = _class_names(service, answer) if named else None
-    outputs = output_tensors.encode(asked.outputs, answer, labels)
+    outputs = (
+        output_tensors.encode(asked.outputs, answer, labels)
+        if asked.classifier
+        else own_tensors.encode(asked.outputs, answer)
+    )
     result = answer.result
     response: dict[str, Any] = {"model_name": result.model, "model_version": result.version}
     if asked.id is not None:
@@ -271,21 +289,38 @@ def _metadata(request: Request, name: str, version: str | None = None) -> Json:
     service = service_of(request)
     model = service.model(name, version)
     manifest = model.manifest
-    side = manifest.input.crop
     return Json(
         {
             "name": name,
             "versions": service.store.versions(name) if version is None else [model.version],
             "platform": f"pytorch_{manifest.weight_format}",
-            "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, 3, side, side]}],
-            "outputs": [
-                {"name": LABELS, "datatype": "BYTES", "shape": [-1, -1]}
-                if output == LABELS
-                else {"name": output, "datatype": "FP32", "shape": [-1, manifest.classes]}
-                for output in OUTPUTS
-            ],
+            "inputs": _inputs(manifest),
+            "outputs": _outputs(manifest),
         }
     )
+
+
+def _inputs(manifest: Manifest) -> list[dict[str, Any]]:
+    if manifest.input is None:
+        return [_described(spec) for spec in manifest.inputs]
+    side = manifest.input.crop
+    return [{"name": INPUT, "datatype": "FP32", "shape": [-1, 3, side, side]}]
+
+
+def _outputs(manifest: Manifest) -> list[dict[str, Any]]:
+    if manifest.input is None:
+        return [_described(spec) for spec in manifest.outputs]
+    return [
+        {"name": LABELS, "datatype": "BYTES", "shape": [-1, -1]}
+        if output == LABELS
+        else {"name": output, "datatype": "FP32", "shape": [-1, manifest.classes]}
+        for output in OUTPUTS
+    ]
+
+
+def _described(spec: TensorSpec) -> dict[str, Any]:
+    """Sizes are the forward's business: of its example only their number is known to hold."""
+    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": [-1] * len(spec.shape)}
 
 
 def _model_ready(request: Request, name: str, version: str | None = None) -> Json:

@@ -46,7 +46,7 @@ def wanted(asked: InferenceRequest, classes: int) -> list[Wanted]:
             raise BadInput(f"output {brief(name)} is unknown, expected one of {', '.join(OUTPUTS)}")
         if names.count(name) > 1:
             raise BadInput(f"output {name!r} is asked for {names.count(name)} times, expected once")
-    binary = _switch(asked.parameters, "binary_data_output", default=False)
+    binary = switch(asked.parameters, "binary_data_output", default=False)
     top = _count(asked.parameters, "top") or DEFAULT_TOP
     return [_wanted(output, binary, top, classes) for output in outputs]
 
@@ -60,13 +60,13 @@ def _wanted(output: RequestOutput, binary: bool, top: int, classes: int) -> Want
         raise BadInput(f"output {LABELS!r} has no classification, expected 'top'")
     return Wanted(
         output.name,
-        _switch(parameters, "binary_data", default=binary),
+        switch(parameters, "binary_data", default=binary),
         min(_count(parameters, "top") or top, classes),
         None if classification is None else min(classification, classes),
     )
 
 
-def _switch(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
+def switch(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
         raise BadInput(f"parameter {name!r} is {brief(value)}, expected true or false")

@@ -37,10 +37,12 @@ async def invoke_default(
     strategy: StrategyHeader = None,
     header_length: open_inference.HeaderLength = None,
 ) -> Response:
-    """An inference request is told by application/json, or by Inference-Header-Content-Length."""
-    model = service_of(request).default_model()
+    """An inference request is told by Inference-Header-Content-Length, or by application/json unless the
+    model has a processing of its own."""
+    service = service_of(request)
+    model = service.default_model()
     is_json = bodies.media_type(request.headers) == answers.MEDIA_TYPE
-    if is_json or header_length is not None:
+    if header_length is not None or (is_json and not service.has_processing(service.model(model))):
         return await open_inference.infer(
             request, model, None, strategy=strategy, header_length=header_length
         )

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from runtime import bodies
 from runtime.descriptions import IMAGE_BODY, INFERENCE, ModelName, StrategyHeader, Top
+from runtime.errors import BadInput, Fault
 from runtime.frames import Label
 from runtime.output_tensors import DEFAULT_TOP
 from runtime.service import service_of
@@ -34,14 +35,22 @@ class Prediction(BaseModel):
 async def predict_image(
     request: Request, model: ModelName, top: Top = DEFAULT_TOP, strategy: StrategyHeader = None
 ) -> Response:
+    """A model with a processing of its own takes any body, and answers what that makes."""
     return await predict(request, model, top=top, strategy=strategy)
 
 
 async def predict(request: Request, name: str, *, top: int, strategy: str | None) -> Response:
-    """Answers a request whose body is an image, raw or in a form, with its `top` labels."""
+    """Answers an image, raw or in a form, with its `top` labels; or as the model's own processing does."""
     service = service_of(request)
     model = service.inference(request, name)
     chosen = service.strategy(strategy)
+    if service.has_processing(model):
+        return await _processed(request, name, chosen)
+    if model.manifest.input is None:
+        raise BadInput(
+            f"model {name!r} takes tensors, expected them at /v2/models/{name}/infer; "
+            "a body of another kind needs a processing of the model's own"
+        )
     image = await bodies.read_file(request, service.settings.max_body_bytes)
     answer = await service.infer(
         request,
@@ -55,6 +64,31 @@ async def predict(request: Request, name: str, *, top: int, strategy: str | None
     )
     (labels,) = answer.result.labels or ((),)
     return service.respond(request, answer, [_prediction(label) for label in labels])
+
+
+async def _processed(request: Request, name: str, strategy: str) -> Response:
+    """Whatever the body, the user's own processing takes it and makes the answer."""
+    service = service_of(request)
+    body = await bodies.read(request, service.settings.max_body_bytes)
+    described = {
+        "kind": "own",
+        "content_type": request.headers.get("Content-Type"),
+        "parameters": dict(request.query_params),
+    }
+    answer = await service.infer(
+        request,
+        model=name,
+        version=None,
+        strategy=strategy,
+        tensor=described,
+        body=body,
+        outputs=(),
+    )
+    value = answer.result.value
+    if value is None:
+        raise Fault("the handler's answer lacks the value that the model's processing made")
+    described_as = {"Content-Type": value.media_type}
+    return service.respond_with(request, answer, bytes(answer.body), described_as)
 
 
 def _prediction(label: Label) -> dict[str, Any]:

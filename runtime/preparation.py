@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -21,10 +21,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from models import catalog, preparation, pretrained
+from models import catalog, own, preparation, pretrained
 from models.download import OnProgress
 from models.errors import ModelError
-from models.manifest import Granularity, InputSpec, Manifest, WeightFormat
+from models.manifest import Granularity, InputSpec, Manifest, TensorSpec, WeightFormat
 from models.preparation import Options, Source
 from models.store import PreparedModel, Store, StoreError
 from runtime import limits
@@ -50,15 +50,33 @@ def prepare(
     weight_format: WeightFormat,
     optimize: bool,
     options: Options,
+    factory: str | None = None,
+    kwargs: str | None = None,
+    example: str | None = None,
+    processing: str | None = None,
 ) -> None:
     """Prepares a model from the one source given. Raises ModelError and OSError."""
     started_ns = time.monotonic_ns()
     store = Store(weights)
     store.check_name(name)
     with _termination_as_exit():
-        source = _source(
-            name, architecture, granularity, checkpoint, key, seed, pretrained, options
-        )
+        if factory is None:
+            source = _source(
+                name, architecture, granularity, checkpoint, key, seed, pretrained, options
+            )
+        else:
+            source = preparation.from_factory(
+                factory,
+                own.keywords(kwargs),
+                example or "",
+                granularity,
+                checkpoint_file=checkpoint,
+                key=key,
+                seed=seed,
+                labels_file=options.labels,
+            )
+        if processing is not None:
+            source = preparation.with_processing(source, processing)
         if optimize:
             source = _optimized(name, source, weight_format)
         with _progress(name, source.bytes) as advance:
@@ -257,13 +275,32 @@ def _print_findings(source: Source) -> None:
         print(f"cicada: {sentence}", file=sys.stderr)  # noqa: T201 - beside the summary
 
 
+def _taken(manifest: Manifest) -> dict[str, str]:
+    """What the model takes, in words."""
+    rows = {}
+    if manifest.input is not None:
+        rows["preset"] = f"{manifest.preset}: {_resizing(manifest.input)}"
+        rows["normalize"] = _normalizing(manifest.input)
+    if manifest.factory is not None:
+        rows["factory"] = manifest.factory.target
+        rows["inputs"] = _described(manifest.inputs)
+        rows["outputs"] = _described(manifest.outputs)
+    if manifest.processing is not None:
+        rows["processing"] = manifest.processing.target
+    return rows
+
+
+def _described(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name} {list(spec.shape)} {spec.dtype}" for spec in specs)
+
+
 def _print_summary(model: PreparedModel, options: Options, seconds: float) -> None:
     manifest = model.manifest
     rows = {
         "model": model.name,
         "version": model.version,
         "architecture": manifest.architecture,
-        "classes": str(manifest.classes),
+        "classes": str(manifest.classes) if manifest.classes else "none",
         "labels": _labels(model, options),
         "layers": f"{len(manifest.layers)}, by {manifest.granularity}",
         "files": f"{sum(layer.file is not None for layer in manifest.layers)}, {manifest.weight_format}",
@@ -271,8 +308,7 @@ def _print_summary(model: PreparedModel, options: Options, seconds: float) -> No
         "size": f"{decimal(model.bytes)} ({model.bytes} bytes)",
         "source": manifest.source,
         **execution_facts(manifest.optimization),
-        "preset": f"{manifest.preset}: {_resizing(manifest.input)}",
-        "normalize": _normalizing(manifest.input),
+        **_taken(manifest),
         "folder": str(model.path),
         "seconds": f"{seconds:.1f}",
     }

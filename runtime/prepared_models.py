@@ -25,7 +25,7 @@ class ShownModel(BaseModel):
     granularity: Granularity
     format: WeightFormat
     classes: int
-    side: int = Field(description="Side of its input in pixels.")
+    side: int | None = Field(description="Side of its input in pixels; null if it takes no images.")
     layers: int
     bytes: int = Field(description="Of its weight files.")
     parameters: int
@@ -36,7 +36,7 @@ class ShownModel(BaseModel):
         default=None, description="What optimization gained where it was prepared."
     )
     preset: str
-    input: InputSpec
+    input: InputSpec | None = Field(description="How images are prepared; null if it takes none.")
 
 
 class ShownLayer(BaseModel):
@@ -122,5 +122,5 @@ async def list_strategies(request: Request) -> Json:
 
 
 def _model(model: PreparedModel, versions: list[str]) -> dict[str, Any]:
-    side = model.manifest.input.crop
+    side = model.manifest.input.crop if model.manifest.input else None
     return {**model_facts(model), "versions": versions, "side": side}

@@ -3,7 +3,7 @@
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -103,14 +103,16 @@ class InferenceRequest(_Asked):
 
 class ResponseOutput(BaseModel):
     name: str
-    datatype: Literal["FP32", "BYTES"]
+    datatype: str = Field(
+        description="FP32, or BYTES for labels; of a model of the user's, as its metadata say."
+    )
     shape: list[int]
     parameters: dict[str, Any] | None = Field(
         default=None,
         description="`binary_data_size`: the bytes of this tensor that follow the JSON object; `finite`: "
         "false where a number is not finite, which JSON cannot say.",
     )
-    data: list[float | str | None] | None = Field(
+    data: list[bool | int | float | str | None] | None = Field(
         default=None, description="null stands for a number that is not finite."
     )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -115,6 +115,10 @@ class Service:
         except CorruptModel as error:
             raise Fault(str(error)) from error
 
+    def has_processing(self, model: PreparedModel) -> bool:
+        """Whether the user's own processing takes the model's requests."""
+        return bool(model.manifest.processing or self.settings.processing)
+
     def default_model(self) -> str:
         """The model of the routes that name none; raises NotFound."""
         if self.settings.default_model is not None:
@@ -209,8 +213,14 @@ class Service:
 
         binary: data that follow the JSON value (`runtime/binary_tensors.py`).
         """
-        record: Record = request.state.record
         content, described = binary_tensors.content(value, binary)
+        return self.respond_with(request, answer, content, described)
+
+    def respond_with(
+        self, request: Request, answer: Answer, content: bytes, described: Mapping[str, str]
+    ) -> Response:
+        """The same with a body that is encoded, and the headers that describe it."""
+        record: Record = request.state.record
         record.answered_ns = time.monotonic_ns()
         headers = reporting.headers(answer.result.timeline, record.proxy_times())
         return Response(content, headers={**described, **headers})

@@ -80,6 +80,7 @@ class Settings(BaseSettings):
     timeout_s: float = Field(default=60.0, gt=0, le=86400, allow_inf_nan=False)
     max_body_bytes: int = Field(default=32 << 20, ge=1, le=4 << 30)
     bodies_bytes: int | None = Field(default=None, ge=1)
+    processing: str | None = Field(default=None, min_length=1, max_length=4096)
     max_pixels: int = Field(default=50_000_000, ge=1, le=MOST_PIXELS)
     header_timeout_s: float = Field(default=10.0, gt=0, le=3600, allow_inf_nan=False)
     body_timeout_s: float = Field(default=60.0, gt=0, le=3600, allow_inf_nan=False)

@@ -32,7 +32,7 @@ function card(model, preferred) {
     Format: model.format,
     Size: `${bytes(model.bytes)}, ${(model.parameters / 1e6).toLocaleString("en", { maximumFractionDigits: 1 })} M parameters`,
     Classes: String(model.classes),
-    Input: `${model.side} × ${model.side}`,
+    Input: model.side === null ? "tensors" : `${model.side} × ${model.side}`,
     Weights: model.source,
     Execution: model.gain ? `${model.execution}; ${model.gain}` : model.execution,
   };

@@ -199,6 +199,19 @@ def server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield running
 
 
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Iterator[Server]]:
+    """Gives a ready server on a store, with more settings, and ends it afterwards."""
+
+    def running(store: Path, settings: dict[str, str]) -> Iterator[Server]:
+        environment = {"CICADA_WEIGHTS": str(store), "CICADA_THREADS": "1", **settings}
+        with _server(tmp_path_factory.mktemp("serve") / "log", environment) as server:
+            server.wait_until_ready()
+            yield server
+
+    return running
+
+
 @pytest.fixture
 def start_server(weights: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Starts a server of the test's own, with more settings; it may not be ready yet."""

@@ -46,6 +46,7 @@ def models(service: Any) -> dict[str, Any]:
 
 def test_a_real_model_is_told_as_it_was_prepared(server: Any, weights: Path) -> None:
     model = Store(weights).open("resnet18")
+    assert model.manifest.input is not None
     (listed,) = models(server)["models"]
     assert listed == {
         "name": "resnet18",

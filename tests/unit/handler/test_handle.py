@@ -182,6 +182,7 @@ def test_an_image_is_preprocessed_as_torchvisions_preset_does(
     handler: RequestHandler, resnet18: nn.Module, photo: Path, store: Store
 ) -> None:
     spec = store.open("resnet18-safetensors").manifest.input
+    assert spec is not None
     preset = ImageClassification(crop_size=spec.crop, resize_size=spec.resize)
     with torch.inference_mode(), Image.open(photo) as opened:
         expected = torch.softmax(resnet18(preset(opened.convert("RGB"))[None]), dim=1)[0]
@@ -639,7 +640,7 @@ def test_a_request_whose_caller_has_gone_stops_early_and_is_answered_499(
         attach(own, stop)
         attached.set()
 
-    def noting(own: LayerStep, value: Tensor) -> Tensor:
+    def noting(own: LayerStep, value: Any) -> Any:
         executed.append(own._planned.entry.index)
         return execute(own, value)
 

@@ -15,20 +15,21 @@ from torchvision.models.resnet import BasicBlock
 from handler import miniloader
 from models import catalog
 from models.layers import Layer
+from models.manifest import Granularity
 
 FAMILIES = ["resnet18", "vgg11", "vit_b_32"]
 REPETITIONS = 1000
 DEADLINE_S = 100
 
 
-def chain(name: str, granularity: str) -> tuple[Layer, ...]:
+def chain(name: str, granularity: Granularity) -> tuple[Layer, ...]:
     return catalog.architecture(name, granularity=granularity, classes=1000).layers
 
 
 @pytest.mark.parametrize("granularity", ["stage", "block"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_parameter_is_a_bit_per_element_until_its_weights_come(
-    name: str, granularity: str
+    name: str, granularity: Granularity
 ) -> None:
     for layer in chain(name, granularity):
         built = miniloader.load(layer)

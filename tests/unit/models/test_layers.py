@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from models import catalog
 from models.layers import Architecture, BuiltLayer
+from models.manifest import Granularity
 from models.random_weights import RandomWeights
 
 CLASSES = 10
@@ -53,7 +54,7 @@ def forward(chain: Architecture, state: dict[str, Tensor], image: Tensor) -> Ten
 @pytest.mark.parametrize("granularity", ["stage", "block"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_chains_output_is_torchvisions_bit_for_bit(
-    name: str, randomized: nn.Module, granularity: str, batch: int
+    name: str, randomized: nn.Module, granularity: Granularity, batch: int
 ) -> None:
     side = FAMILIES[name]
     image = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(batch))
@@ -67,7 +68,7 @@ def test_the_chains_output_is_torchvisions_bit_for_bit(
     assert expected.std() > 0
 
 
-def initialized(name: str, granularity: str) -> Iterator[BuiltLayer]:
+def initialized(name: str, granularity: Granularity) -> Iterator[BuiltLayer]:
     torch.manual_seed(4)
     for layer in catalog.architecture(name, granularity=granularity, classes=CLASSES).layers:
         built = layer.build()
@@ -86,7 +87,7 @@ def shape_of_distribution(tensor: Tensor) -> str:
 
 @pytest.mark.parametrize("granularity", ["stage", "block"])
 def test_initialization_is_torchvisions_in_distribution(
-    name: str, model: nn.Module, granularity: str
+    name: str, model: nn.Module, granularity: Granularity
 ) -> None:
     expected = model.state_dict()
     seen = set()

@@ -60,6 +60,7 @@ def test_what_the_manifest_says(tmp_path: Path) -> None:
     assert (manifest.architecture, manifest.granularity) == ("resnet50", "stage")
     assert (manifest.weight_format, manifest.classes, manifest.image_size) == ("pth", 1000, 224)
     assert (manifest.source, manifest.preset) == ("random:7", "IMAGENET1K_V2")
+    assert manifest.input is not None
     assert (manifest.input.resize, manifest.input.crop) == (232, 224)
     assert model.labels is not None
     categories = torchvision.models.ResNet50_Weights.DEFAULT.meta["categories"]
@@ -85,6 +86,7 @@ def test_a_vit_checkpoint_of_another_image_size(tmp_path: Path) -> None:
     torch.save(trained.state_dict(), path)
     source = preparation.from_checkpoint(path, "vit_b_32", "block")
     assert (source.architecture.classes, source.architecture.image_size) == (2, 96)
+    assert source.preset is not None
     assert source.preset.input.crop == 96
     model = preparation.prepare(Store(tmp_path / "weights"), "small", source, "safetensors")
     assert model.manifest.image_size == 96

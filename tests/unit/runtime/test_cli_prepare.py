@@ -370,6 +370,7 @@ def test_preprocessing_of_one_s_own_is_kept_in_the_manifest(
     result = cicada(*arguments, *options, *more)
     assert result.exit_code == 0, result.output
     manifest = Store(weights).open("pets").manifest
+    assert manifest.input is not None
     assert manifest.input.model_dump() == {
         "resize": (90, 80),
         "crop": 64,

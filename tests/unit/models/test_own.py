@@ -1,0 +1,240 @@
+"""Models of the user's: from a factory and a checkpoint to a prepared model, or to the reason why not."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from models import own, preparation
+from models.checkpoint import CheckpointError
+from models.errors import ModelError
+from models.general import Unsuitable
+from models.own import OptionsError
+from models.store import PreparedModel, Store
+
+MODEL = dedent("""
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, width, classes=3):
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU())
+            self.head = nn.Linear(width, classes)
+            self.register_buffer("steps", torch.arange(4), persistent=False)
+
+        def forward(self, value):
+            return self.head(self.body(value).mean((2, 3)))
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(9, 4)
+            self.out = nn.Linear(4, 9, bias=False)
+            self.out.weight = self.words.weight
+
+        def forward(self, ids, mask):
+            states = self.words(ids) * mask.unsqueeze(-1)
+            return {"scores": self.out(states), "states": (states, states.sum(1))}
+
+    class Noisy(Net):
+        def forward(self, value):
+            return super().forward(value) + torch.rand(1)
+
+    class Random(Net):
+        def __init__(self):
+            super().__init__(4)
+            self.offset = torch.rand(3)
+
+        def forward(self, value):
+            return super().forward(value) + self.offset
+
+    class NoTensor(Net):
+        def forward(self, value):
+            return super().forward(value).tolist()
+
+    class Needy(Net):
+        def forward(self, value):
+            return dict(self.named_modules())["body.0"](value) + self.nothing
+
+    def pair(): return Pair()
+    def noisy(): return Noisy(4)
+    def number(): return 5
+""")
+
+
+@pytest.fixture(autouse=True)
+def _imports_are_undone() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "models.py"
+    path.write_text(MODEL)
+    return path
+
+
+def user_class(file: Path, name: str) -> type[nn.Module]:
+    space: dict[str, type[nn.Module]] = {}
+    exec(file.read_text(), space)  # noqa: S102 - the test's own text
+    return space[name]
+
+
+def saved(path: Path, module: nn.Module) -> Path:
+    torch.save(module.state_dict(), path)
+    return path
+
+
+def prepared(tmp_path: Path, source: preparation.Source) -> PreparedModel:
+    return preparation.prepare(Store(tmp_path / "store"), "mine", source, "safetensors")
+
+
+def test_a_factorys_model_is_prepared_with_a_checkpoints_weights(
+    file: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    plain = user_class(file, "Net")(width=5).eval()
+    checkpoint = saved(tmp_path / "net.pth", plain)
+    source = preparation.from_factory(
+        f"{file}:Net", {"width": 5}, "1x3x32x32", "block", checkpoint_file=checkpoint
+    )
+    manifest = prepared(tmp_path, source).manifest
+
+    assert manifest.factory is not None
+    assert manifest.factory.target == f"{file}:Net"
+    assert manifest.options == {"width": 5}
+    assert manifest.source == "checkpoint:net.pth"
+    assert [(spec.name, spec.shape) for spec in manifest.outputs] == [("output", (1, 3))]
+    assert manifest.classes == 3, "by its form it classifies images"
+    assert manifest.input is not None
+    assert manifest.input.crop == manifest.image_size == 32
+    assert manifest.labels is None
+    assert manifest.activation_bytes > 3 * 32 * 32 * 4
+
+    chain = own.recorded(manifest)
+    layers = [layer.build() for layer in chain.layers]
+    for built in layers:
+        built.bind(plain.state_dict())
+    image = torch.randn(2, 3, 20, 20, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        assert torch.equal(chain.forward(layers, image), plain(image))
+
+
+@pytest.mark.parametrize("keys", ["both", "first", "second"])
+def test_tied_weights_may_stand_in_the_checkpoint_under_any_of_their_names(
+    file: Path, tmp_path: Path, keys: str
+) -> None:
+    torch.manual_seed(0)
+    state = {key: tensor.clone() for key, tensor in user_class(file, "Pair")().state_dict().items()}
+    if keys != "both":
+        del state["out.weight" if keys == "first" else "words.weight"]
+    save_file(state, tmp_path / "pair.safetensors")
+    source = preparation.from_factory(
+        f"{file}:pair",
+        {},
+        "ids=2x3:int64,mask=2x3",
+        "block",
+        checkpoint_file=tmp_path / "pair.safetensors",
+    )
+    manifest = prepared(tmp_path, source).manifest
+    stored = [tensor.name for layer in manifest.layers for tensor in layer.parameters]
+    assert stored == ["words.weight"], "once"
+    assert [spec.name for spec in manifest.outputs] == ["scores", "states.0", "states.1"]
+    assert (manifest.input, manifest.classes) == (None, 0)
+
+
+def test_tied_weights_that_differ_in_the_checkpoint_are_refused(file: Path, tmp_path: Path) -> None:
+    state = {key: tensor.clone() for key, tensor in user_class(file, "Pair")().state_dict().items()}
+    state["out.weight"] += 1
+    torch.save(state, tmp_path / "pair.pth")
+    with pytest.raises(CheckpointError, match=r"different values under words\.weight and out\.wei"):
+        preparation.from_factory(
+            f"{file}:pair",
+            {},
+            "ids=2x3:int64,mask=2x3",
+            "block",
+            checkpoint_file=tmp_path / "pair.pth",
+        )
+
+
+def test_a_buffer_that_state_dicts_no_longer_have_may_stand_in_an_old_checkpoint(
+    file: Path, tmp_path: Path
+) -> None:
+    plain = user_class(file, "Net")(width=4)
+
+    def prepare(steps: Tensor) -> preparation.Source:
+        torch.save(plain.state_dict() | {"steps": steps}, tmp_path / "old.pth")
+        return preparation.from_factory(
+            f"{file}:Net",
+            {"width": 4},
+            "1x3x8x8",
+            "block",
+            checkpoint_file=tmp_path / "old.pth",
+        )
+
+    assert "steps" not in prepare(torch.arange(4)).weights
+    with pytest.raises(CheckpointError, match=r"1 unexpected \(steps\)"):
+        prepare(torch.arange(4) + 1)
+
+
+@pytest.mark.parametrize(
+    ("factory", "example", "reason"),
+    [
+        ("noisy", "1x3x8x8", "gives other outputs each time for one input"),
+        ("Random", "1x3x8x8", "gives other outputs than the plain module"),
+        ("number", "1x3x8x8", "models.py:number gives a int, expected a torch.nn.Module"),
+        ("Net", "1x3x8x8", "the factory .*models.py:Net fails: TypeError: .*width"),
+        ("pair", "1x3x8x8", "its forward fails on the example .*input .1, 3, 8, 8. F32.*TypeError"),
+        ("absent", "1x3x8x8", "has nothing named absent, expected a function"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_preparation_with_the_reason(
+    file: Path, factory: str, example: str, reason: str
+) -> None:
+    with pytest.raises(ModelError, match=reason):
+        preparation.from_factory(f"{file}:{factory}", {}, example, "block", seed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("NoTensor", "its forward gives no tensor"), ("Needy", "its forward fails")],
+)
+def test_a_forward_that_gives_nothing_or_fails_is_refused(
+    file: Path, name: str, reason: str
+) -> None:
+    with pytest.raises(Unsuitable, match=reason):
+        preparation.from_factory(f"{file}:{name}", {"width": 4}, "1x3x8x8", "block", seed=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("{", "is not JSON"), ("[1]", "expected a JSON object"), ("3", "object")]
+)
+def test_keyword_arguments_are_a_json_object(text: str, reason: str) -> None:
+    with pytest.raises(OptionsError, match=reason):
+        own.keywords(text)
+    assert own.keywords('{"width": 5}') == {"width": 5}
+    assert own.keywords(None) == {}
+
+
+def test_a_processing_must_have_both_functions(file: Path, tmp_path: Path) -> None:
+    source = preparation.from_factory(f"{file}:Net", {"width": 4}, "1x3x8x8", "block", seed=1)
+    half = tmp_path / "half.py"
+    half.write_text("def decode(body, content_type, parameters): ...\n")
+    with pytest.raises(ModelError, match=r"the processing .*half\.py has nothing named encode"):
+        preparation.with_processing(source, str(half))
+    half.write_text("def decode(*_): ...\ndef encode(*_): ...\n")
+    other = tmp_path / "whole.py"
+    other.write_text(half.read_text())
+    recorded = preparation.with_processing(source, str(other)).processing
+    assert recorded is not None
+    assert (recorded.target, len(recorded.sha256 or "")) == (str(other), 64)
