@@ -145,7 +145,7 @@ class GatedForward:
             first = layer not in placed
             if first:
                 for tensor in self.parts[layer].shared:
-                    arrive(tensor.owner)
+                    arrive(tensor.owner)  # noqa: F821 - until the forward has ended
             for gone in enter(layer):
                 left.add(gone)
                 self._clear(gates, gone)
@@ -155,13 +155,21 @@ class GatedForward:
                 placed.add(layer)
                 self._place(gates, layer, loaded)
 
-        structure = self._blueprint.build()
-        prepared(structure.root)
-        gates = [
-            _with_gate(structure.modules[number], table, layers, arrive)
-            for number, table, layers in self._gates
-        ]
-        return call_with(structure.root, inputs)
+        gates: list[Gate] = []
+        try:
+            structure = self._blueprint.build()
+            prepared(structure.root)
+            gates += [
+                _with_gate(structure.modules[number], table, layers, arrive)
+                for number, table, layers in self._gates
+            ]
+            return call_with(structure.root, inputs)
+        finally:
+            # They hold each other, and with them the weights, which would stay until a collection.
+            for gate in gates:
+                gate.clear()
+            gates.clear()
+            del arrive
 
     def _place(self, gates: Sequence[Gate], layer: int, loaded: Callable[[int], Loaded]) -> None:
         """Puts what the layer has into the tables of the modules above."""

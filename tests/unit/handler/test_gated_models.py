@@ -1,7 +1,9 @@
 """Requests on models that are cut by the general way: every strategy and format, and little memory."""
 
+import gc
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -92,6 +94,32 @@ def test_the_answer_is_the_plain_models_bit_for_bit(
         assert spans["apply"][1] <= spans["execute"][0]
     initialized = [kind for _, kind, _, _ in timeline["spans"] if kind == "initialize"]
     assert bool(initialized) == STRATEGIES[strategy].initialize
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_weight_stays_mapped_until_a_collection(
+    handler: RequestHandler, gated_store: Store, name: str, strategy: str
+) -> None:
+    value = image(name)
+    header = {
+        "type": "infer",
+        "id": "one",
+        "model": f"{name}-safetensors",
+        "version": None,
+        "strategy": strategy,
+        "input": {"kind": "tensor", "datatype": "FP32", "shape": list(value.shape)},
+        "outputs": ["logits"],
+        "top": 5,
+    }
+    gc.collect()
+    gc.disable()
+    try:
+        body = bytearray(value.numpy().tobytes())
+        with handler.handling(header, body, time.monotonic_ns(), Cancellation()) as (told, _):
+            assert told["type"] == "result", told
+        assert str(gated_store.root) not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
 
 
 def test_the_manifest_says_where_the_model_is_cut(gated_store: Store, name: str) -> None:

@@ -106,7 +106,7 @@ def test_an_unknown_architecture_is_refused() -> None:
     with pytest.raises(UnknownArchitecture, match="resnet18"):
         pretrained.weights("resnt18")
     with pytest.raises(UnknownArchitecture):
-        pretrained.preset("alexnet", 224)
+        pretrained.preset("alexnot", 224)
 
 
 @pytest.mark.parametrize("name", catalog.NAMES)
