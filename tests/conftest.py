@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from models.manifest import InputSpec, LayerEntry, Manifest
+from models.store import Store
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Before torch is there: OpenMP's threads would spin for each other, on the cores that other processes of the
@@ -41,3 +44,25 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.fixture(scope="session")
+def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a model `tiny` for stub handlers: without weights, its input 3 x 2 x 2, 3 classes."""
+    store = tmp_path_factory.mktemp("tiny") / "weights"
+    layer = LayerEntry(index=0, name="relu", file=None, bytes=0, sha256=None, parameters=())
+    manifest = Manifest(
+        format_version=1,
+        architecture="tiny",
+        image_size=2,
+        granularity="block",
+        weight_format="safetensors",
+        classes=3,
+        input=InputSpec(resize=2, crop=2, mean=(0, 0, 0), std=(1, 1, 1), interpolation="bilinear"),
+        labels=None,
+        source="random:0",
+        layers=(layer,),
+    )
+    with Store(store).writer("tiny") as writer:
+        writer.publish(manifest)
+    return store

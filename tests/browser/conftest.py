@@ -18,9 +18,6 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from models.manifest import InputSpec, LayerEntry, Manifest
-from models.store import Store
-
 STUBS = Path(__file__).parent.parent / "service" / "stub_service.py"
 DEADLINE_S = 60.0
 NOWHERE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
@@ -106,28 +103,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [*command, "--weights", str(store)], check=True, capture_output=True, timeout=DEADLINE_S
     )
-    return store
-
-
-@pytest.fixture(scope="session")
-def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a model `tiny` for stub handlers."""
-    store = tmp_path_factory.mktemp("tiny") / "weights"
-    layer = LayerEntry(index=0, name="relu", file=None, bytes=0, sha256=None, parameters=())
-    manifest = Manifest(
-        format_version=1,
-        architecture="tiny",
-        image_size=2,
-        granularity="block",
-        weight_format="safetensors",
-        classes=3,
-        input=InputSpec(resize=2, crop=2, mean=(0, 0, 0), std=(1, 1, 1), interpolation="bilinear"),
-        labels=None,
-        source="random:0",
-        layers=(layer,),
-    )
-    with Store(store).writer("tiny") as writer:
-        writer.publish(manifest)
     return store
 
 

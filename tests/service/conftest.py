@@ -21,7 +21,6 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.manifest import InputSpec, LayerEntry, Manifest
 from models.store import Store
 
 STUB = Path(__file__).with_name("stub_handler.py")
@@ -105,28 +104,6 @@ def photo_tensor(photo: Path) -> Tensor:
     with Image.open(photo) as image:
         prepared: Tensor = preset(image)
     return prepared.unsqueeze(0)
-
-
-@pytest.fixture(scope="session")
-def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a model `tiny` for stub handlers: without weights, its input 3 x 2 x 2, 3 classes."""
-    store = tmp_path_factory.mktemp("tiny") / "weights"
-    layer = LayerEntry(index=0, name="relu", file=None, bytes=0, sha256=None, parameters=())
-    manifest = Manifest(
-        format_version=1,
-        architecture="tiny",
-        image_size=2,
-        granularity="block",
-        weight_format="safetensors",
-        classes=3,
-        input=InputSpec(resize=2, crop=2, mean=(0, 0, 0), std=(1, 1, 1), interpolation="bilinear"),
-        labels=None,
-        source="random:0",
-        layers=(layer,),
-    )
-    with Store(store).writer("tiny") as writer:
-        writer.publish(manifest)
-    return store
 
 
 class Server:

@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -59,22 +59,26 @@ def image(name: str) -> Tensor:
     return torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(5))
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_answer_is_the_plain_models_bit_for_bit(
-    handler: RequestHandler, name: str, plain: nn.Module, strategy: str, weight_format: str
-) -> None:
-    value = image(name)
-    header = {
+def asking(model: str, strategy: str, value: Tensor) -> dict[str, Any]:
+    return {
         "type": "infer",
         "id": "one",
-        "model": f"{name}-{weight_format}",
+        "model": model,
         "version": None,
         "strategy": strategy,
         "input": {"kind": "tensor", "datatype": "FP32", "shape": list(value.shape)},
         "outputs": ["logits"],
         "top": 5,
     }
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_answer_is_the_plain_models_bit_for_bit(
+    handler: RequestHandler, name: str, plain: nn.Module, strategy: str, weight_format: str
+) -> None:
+    value = image(name)
+    header = asking(f"{name}-{weight_format}", strategy, value)
     body = bytearray(value.numpy().tobytes())
     with handler.handling(header, body, time.monotonic_ns(), Cancellation()) as (told, content):
         assert told["type"] == "result", told
@@ -101,16 +105,7 @@ def test_no_weight_stays_mapped_until_a_collection(
     handler: RequestHandler, gated_store: Store, name: str, strategy: str
 ) -> None:
     value = image(name)
-    header = {
-        "type": "infer",
-        "id": "one",
-        "model": f"{name}-safetensors",
-        "version": None,
-        "strategy": strategy,
-        "input": {"kind": "tensor", "datatype": "FP32", "shape": list(value.shape)},
-        "outputs": ["logits"],
-        "top": 5,
-    }
+    header = asking(f"{name}-safetensors", strategy, value)
     gc.collect()
     gc.disable()
     try:
