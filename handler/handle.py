@@ -225,8 +225,8 @@ def _described(request: Request, model: PreparedModel, timeline: Timeline) -> di
         "layers": list(timeline.layers),
         "arrival_ns": timeline.arrival_ns,
         "decoded_ns": list(timeline.decoded),
-        "spans": [(span.layer, span.kind, span.start_ns, span.end_ns) for span in timeline.spans],
-        "suspensions": [(held.layer, held.start_ns, held.end_ns) for held in timeline.suspensions],
+        "spans": list(timeline.spans),
+        "suspensions": list(timeline.suspensions),
         "placeholder_bytes": timeline.placeholder_bytes,
         "figures": asdict(timeline.figures()),
     }

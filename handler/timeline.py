@@ -105,7 +105,7 @@ class _Figuring:
         self._end = max(span.end_ns for span in recorded if span.kind == "execute")
         # A layer to which the forward does not come may still be on its way into memory.
         self._spans = [
-            span._replace(end_ns=min(span.end_ns, self._end))
+            span if span.end_ns <= self._end else span._replace(end_ns=self._end)
             for span in recorded
             if span.start_ns <= self._end
         ]
@@ -115,8 +115,10 @@ class _Figuring:
     def figures(self) -> Figures:
         timeline = self._timeline
         pipeline = self._end - self._start
-        useful = union_ns((s.start_ns, s.end_ns) for s in self._spans if s.kind != "initialize")
-        occupied = union_ns((s.start_ns, s.end_ns) for s in self._spans)
+        occupied = union_ns(_intervals(self._spans))
+        useful = occupied
+        if self._by_kind["initialize"]:
+            useful = union_ns(_intervals(s for s in self._spans if s.kind != "initialize"))
         return Figures(
             layers=len(timeline.layers),
             input_ms=_ms(timeline.decoded[1] - timeline.decoded[0]),
@@ -142,12 +144,15 @@ class _Figuring:
         return sum(span.end_ns - span.start_ns for span in self._by_kind[kind])
 
     def _retrieving(self) -> int:
+        retrievals = self._by_kind["retrieve"]
+        if not self._timeline.suspensions:
+            return union_ns(_intervals(retrievals))
         held: dict[int, list[Interval]] = defaultdict(list)
         for suspension in self._timeline.suspensions:
             held[suspension.layer].append((suspension.start_ns, suspension.end_ns))
         return union_ns(
             part
-            for span in self._by_kind["retrieve"]
+            for span in retrievals
             for part in without((span.start_ns, span.end_ns), held[span.layer])
         )
 
@@ -159,10 +164,10 @@ class _Figuring:
         return sum(span.end_ns - span.start_ns for span in self._spans_of(unit))
 
     def _idle(self, unit: Unit) -> int:
-        spans = [(span.start_ns, span.end_ns) for span in self._spans_of(unit)]
-        if not spans:
+        intervals = _intervals(self._spans_of(unit))
+        if not intervals:
             return 0
-        return max(end for _, end in spans) - self._start - union_ns(spans)
+        return max(end for _, end in intervals) - self._start - union_ns(intervals)
 
     def _wait(self, unit: Unit) -> int:
         if unit == "layer":
@@ -185,17 +190,23 @@ class _Figuring:
         return sum(start - constructed[layer] for layer, start in applied.items())
 
 
+def _intervals(spans: Iterable[Span]) -> list[Interval]:
+    return [(start, end) for _, _, start, end in spans]
+
+
 def _first_starts(spans: Iterable[Span]) -> dict[int, int]:
     starts: dict[int, int] = {}
-    for span in spans:
-        starts[span.layer] = min(span.start_ns, starts.get(span.layer, span.start_ns))
+    for layer, _, start, _ in spans:
+        if layer not in starts or start < starts[layer]:
+            starts[layer] = start
     return starts
 
 
 def _last_ends(spans: Iterable[Span]) -> dict[int, int]:
     ends: dict[int, int] = {}
-    for span in spans:
-        ends[span.layer] = max(span.end_ns, ends.get(span.layer, span.end_ns))
+    for layer, _, _, end in spans:
+        if layer not in ends or end > ends[layer]:
+            ends[layer] = end
     return ends
 
 

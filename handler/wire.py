@@ -48,9 +48,11 @@ def _decode(encoded: bytes | bytearray) -> Header:
 def send(connection: socket.socket, header: Header, body: Body = b"") -> None:
     """Sends one frame on a blocking socket; raises OSError when the other side has gone."""
     view = memoryview(body).cast("B")
-    connection.sendall(_encode(header, view.nbytes))
-    if view.nbytes:
-        connection.sendall(view)
+    encoded = _encode(header, view.nbytes)
+    # At once, so that the other side wakes once.
+    sent = connection.sendmsg([encoded, view])
+    connection.sendall(encoded[sent:])
+    connection.sendall(view[max(0, sent - len(encoded)) :])
 
 
 def receive(connection: socket.socket) -> tuple[Header, bytearray] | None:

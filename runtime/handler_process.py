@@ -21,6 +21,8 @@ EXIT_GRACE_S: Final = 0.5
 """So that a request learns within a second that its handler has gone."""
 REAP_S: Final = 5.0
 STREAM_BUFFER: Final = 4 << 20
+_SOCKET_BUFFER: Final = 1 << 20
+"""So that a tensor goes through at once; the kernel may grant less (net.core.wmem_max)."""
 NOT_FOR_HANDLERS: Final = frozenset({"CICADA_API_KEYS"})
 
 
@@ -88,6 +90,8 @@ class HandlerProcess:
     @classmethod
     async def _start(cls, command: Sequence[str], kills: OutOfMemoryKills) -> Self:
         ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(

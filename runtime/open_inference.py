@@ -189,7 +189,7 @@ async def infer(
     del body
     answer = await service.infer(
         request,
-        model=name,
+        model,
         version=version,
         strategy=service.strategy(strategy, asked.strategy),
         tensor=asked.input.header,

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
+from models.store import PreparedModel
 from runtime import bodies
 from runtime.descriptions import IMAGE_BODY, INFERENCE, ModelName, StrategyHeader, Top
 from runtime.errors import BadInput, Fault
@@ -45,7 +46,7 @@ async def predict(request: Request, name: str, *, top: int, strategy: str | None
     model = service.inference(request, name)
     chosen = service.strategy(strategy)
     if service.has_processing(model):
-        return await _processed(request, name, chosen)
+        return await _processed(request, model, chosen)
     if model.manifest.input is None:
         raise BadInput(
             f"model {name!r} takes tensors, expected them at /v2/models/{name}/infer; "
@@ -54,7 +55,7 @@ async def predict(request: Request, name: str, *, top: int, strategy: str | None
     image = await bodies.read_file(request, service.settings.max_body_bytes)
     answer = await service.infer(
         request,
-        model=name,
+        model,
         version=None,
         strategy=chosen,
         tensor={"kind": "image"},
@@ -66,7 +67,7 @@ async def predict(request: Request, name: str, *, top: int, strategy: str | None
     return service.respond(request, answer, [_prediction(label) for label in labels])
 
 
-async def _processed(request: Request, name: str, strategy: str) -> Response:
+async def _processed(request: Request, model: PreparedModel, strategy: str) -> Response:
     """Whatever the body, the user's own processing takes it and makes the answer."""
     service = service_of(request)
     body = await bodies.read(request, service.settings.max_body_bytes)
@@ -77,7 +78,7 @@ async def _processed(request: Request, name: str, strategy: str) -> Response:
     }
     answer = await service.infer(
         request,
-        model=name,
+        model,
         version=None,
         strategy=strategy,
         tensor=described,

@@ -14,6 +14,7 @@ from models.store import CorruptModel, PreparedModel, Store, StoreError, Unknown
 from runtime import admission, binary_tensors, limits, priority, reporting
 from runtime.errors import BadInput, CallerLeft, Fault, NotFound, Unavailable, brief
 from runtime.events import Feed
+from runtime.frames import Result
 from runtime.history import STEP_S, History, Use
 from runtime.limits import Limits
 from runtime.metrics import Metrics
@@ -142,8 +143,8 @@ class Service:
     async def infer(
         self,
         request: Request,
+        model: PreparedModel,
         *,
-        model: str,
         version: str | None,
         strategy: str,
         tensor: dict[str, Any],
@@ -153,13 +154,14 @@ class Service:
     ) -> Answer:
         """Hands the request to a handler; raises ServiceError, CallerLeft if nobody waits any more.
 
-        model, version: as the caller named them, so that the handler resolves a model's link itself, once.
+        model: as `inference` gave it; version: as the caller named it, so that the handler resolves a model's
+        link itself, once.
         tensor, body: the frame's `input`, and its bytes.
         """
         record: Record = request.state.record
         header = {
             "id": record.id,
-            "model": model,
+            "model": model.name,
             "version": version,
             "strategy": strategy,
             "input": tensor,
@@ -172,7 +174,7 @@ class Service:
             body,
             urgency=priority.urgency(request.headers.getlist(priority.HEADER)),
             need=admission.need(
-                self.model(model, version).manifest,
+                model.manifest,
                 strategy,
                 tensor,
                 memoryview(body).nbytes,
@@ -185,7 +187,7 @@ class Service:
             record.dispatched_ns = job.dispatched_ns
         record.timeline = answer.result.timeline
         record.version = answer.result.version
-        record.retrieved_bytes = self._retrieved_bytes(answer)
+        record.retrieved_bytes = self._retrieved_bytes(model, answer.result)
         return answer
 
     @asynccontextmanager
@@ -230,15 +232,18 @@ class Service:
             self.sample()
             await asyncio.sleep(STEP_S)
 
-    def _retrieved_bytes(self, answer: Answer) -> int:
-        """The sizes of the weight files that were retrieved; of a version removed meanwhile nobody knows them."""
-        result = answer.result
-        retrieved = {span.layer for span in result.timeline.spans if span.kind == "retrieve"}
+    def _retrieved_bytes(self, model: PreparedModel, result: Result) -> int:
+        """The sizes of the weight files that were retrieved; of a version removed meanwhile nobody knows them.
+
+        model: what was asked for, which may have another version since.
+        """
         try:
-            layers = self.store.open(result.model, result.version).manifest.layers
+            if result.version != model.version:
+                model = self.store.open(result.model, result.version)
         except StoreError:
             return 0
-        return sum(layer.bytes for layer in layers if layer.index in retrieved)
+        retrieved = {span.layer for span in result.timeline.spans if span.kind == "retrieve"}
+        return sum(layer.bytes for layer in model.manifest.layers if layer.index in retrieved)
 
     def _why_no_model(self) -> str | None:
         if self.store.names():
