@@ -1,6 +1,7 @@
 """A user's checkpoint file -> a state dict that fits an architecture exactly."""
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models import catalog, file_kinds, key_names, unpickling
+from models.alignment import aligned
 from models.errors import ModelError
 from models.layers import Architecture, TensorPlace
 
@@ -80,7 +82,8 @@ class Findings:
 def read(path: Path, key: str | None = None, findings: Findings | None = None) -> dict[str, Tensor]:
     """The state dict in a file of torch.save or safetensors, told apart by content.
 
-    No code in the file is run. Tensors are mapped from the file where its format allows, not read.
+    No code in the file is run. Tensors are mapped from the file, not read, and may lie at addresses that
+    their type does not allow: see models/alignment.py.
     `key` says where in the file it lies (`ema.state_dict`), which is needed if there are several; it may
     end in what precedes the wanted keys. Raises CheckpointError, and OSError if the file cannot be opened.
     """
@@ -112,9 +115,16 @@ def _load(path: Path, start: bytes) -> Any:
     if kind is not None:
         raise CheckpointError(f"{path} is {kind}")
     try:
-        return unpickling.load(path, mapped=file_kinds.is_zip(start))
+        return unpickling.load(path, _form(start))
     except unpickling.Unreadable as error:
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+
+
+def _form(start: bytes) -> unpickling.Form:
+    if file_kinds.is_zip(start):
+        return "zip"
+    mappable = file_kinds.is_torch_pickle(start) and sys.byteorder == "little"
+    return "legacy" if mappable else "unknown"
 
 
 def _chosen(path: Path, content: object, key: str | None) -> Mapping[str, object]:
@@ -300,6 +310,7 @@ class Fitted(Mapping[str, Tensor]):
             return _counter(place, tensor)
         if tensor is None:
             raise KeyError(key)
+        tensor = aligned(tensor)
         converted = tensor.to(place.dtype).resolve_neg()
         count = _not_finite(converted)
         if count and count != _not_finite(tensor):
@@ -320,7 +331,10 @@ class Fitted(Mapping[str, Tensor]):
 
 def _counter(place: TensorPlace, tensor: Tensor | None) -> Tensor:
     """A batch counter, which inference never reads: 0 if the checkpoint has none that is a number."""
-    if tensor is None or not bool(torch.isfinite(tensor).all()):
+    if tensor is None:
+        return torch.zeros(place.shape, dtype=place.dtype)
+    tensor = aligned(tensor)
+    if not bool(torch.isfinite(tensor).all()):
         return torch.zeros(place.shape, dtype=place.dtype)
     return tensor.to(place.dtype).reshape(place.shape)
 

@@ -95,6 +95,12 @@ def _zip_kind(path: Path) -> str | None:
         return f"an exported program (torch.export), code together with weights; {_RATHER}"
     if "data.pkl" in inner or "data.pkl" in names:
         return None
+    return _archive_kind(names)
+
+
+def _archive_kind(names: Sequence[str]) -> str:
+    if "model.weights.h5" in names:
+        return "a Keras model"
     if any(name.endswith(".npy") for name in names):
         return "an archive of NumPy arrays"
     return f"a zip archive of {_listed(names)}; expected the checkpoint that may be in it"

@@ -4,6 +4,7 @@ What is taken away or renamed is what wrappers and fine-tuning are known to do. 
 key that belongs to nothing keeps its name, and the strict fit lists it.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -42,6 +43,8 @@ _RESNET_CHILDREN: Final = {
 _LEAST_SHARE: Final = 0.5
 """Of an architecture's keys, that a prefix must lead to before it is taken for one."""
 _NEARLY: Final = 0.9
+_LISTED: Final = 10
+_COUNTER: Final = ".num_batches_tracked"
 
 
 class SeveralModels(Exception):
@@ -116,6 +119,8 @@ def _current_name(key: str, wanted: Collection[str]) -> str:
     name = key
     for earlier, current in _EARLIER_NAMES:
         name = earlier.sub(current, name)
+    if name == key:
+        return key
     return name if any(suffix in wanted for suffix in _suffixes(name)) else key
 
 
@@ -132,10 +137,11 @@ def _child_names(keys: Collection[str], wanted: Collection[str]) -> dict[str, st
     return {key: names.get(key, key) for key in keys}
 
 
-def _suffixes(key: str) -> list[str]:
+@functools.lru_cache(maxsize=8192)  # the same keys are held against every architecture
+def _suffixes(key: str) -> tuple[str, ...]:
     """The key, and what is left of it without its first parts."""
     parts = key.split(".")
-    return [".".join(parts[start:]) for start in range(len(parts))]
+    return tuple(".".join(parts[start:]) for start in range(len(parts)))
 
 
 def _prefix(keys: Collection[str], wanted: Collection[str]) -> str | None:
@@ -176,10 +182,17 @@ def _head_names(
     names = {f"{layer}.weight": f"{head}.weight", f"{layer}.bias": f"{head}.bias"}
     if len(matrices) == 1 and set(replaced) <= set(names):
         return {key: names[key] for key in replaced}, None
-    if not inside:
-        return {}, None
-    found = ", ".join(inside)
-    return {}, f"in the place of its linear layer {head} the file has {found}"
+    beside = [key for key in wanted if not key.startswith((f"{head}.", f"{owner}."))]
+    if not inside and not all(key in tensors or key.endswith(_COUNTER) for key in beside):
+        return {}, None  # more than the head is missing: another architecture's
+    return {}, (
+        f"in the place of its linear layer {head} the file has {_first(list(replaced))}, "
+        "which is not one linear layer; a head of one's own needs the code that makes it: --factory"
+    )
+
+
+def _first(keys: list[str]) -> str:
+    return ", ".join(keys[:_LISTED]) + (", ..." if len(keys) > _LISTED else "")
 
 
 def _owner(wanted: Collection[str], head: str) -> str:

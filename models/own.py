@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from models import checkpoint, examples, factories, general
+from models.alignment import aligned
 from models.checkpoint import CheckpointError
 from models.errors import ModelError
 from models.gates import call_with
@@ -150,7 +151,7 @@ def fitted(
         tensor = kept.pop(alias, None)
         if tensor is None:
             continue
-        if key in kept and not torch.equal(kept[key], tensor):
+        if key in kept and not torch.equal(aligned(kept[key]), aligned(tensor)):
             raise CheckpointError(
                 f"{path} has different values under {key} and {alias}, which {chain.name} ties together"
             )
@@ -162,7 +163,9 @@ def fitted(
 
 
 def _alike(found: Tensor, constant: Tensor) -> bool:
-    return found.shape == constant.shape and torch.equal(found.to(constant.dtype), constant)
+    if found.shape != constant.shape:
+        return False
+    return torch.equal(aligned(found).to(constant.dtype), constant)
 
 
 def prove(

@@ -28,6 +28,7 @@ from models import (
 from models import own as own_models
 from models.checkpoint import CheckpointError, Findings, Fitted
 from models.download import OnProgress
+from models.key_names import Named
 from models.layers import Architecture, Cut, TensorPlace
 from models.manifest import (
     BlockedLayout,
@@ -244,8 +245,8 @@ def prepare(
     )
     _check_room(store, source)
     with store.writer(name) as writer:
-        written = _releasing(source.file, on_written)
-        layers = tuple(_layer_entries(writer.path, source, weight_format, written))
+        released, written = _releasing(source, on_written)
+        layers = tuple(_layer_entries(writer.path, released, weight_format, written))
         names: Sequence[str] | None = source.labels
         if names is None and own is None:
             names = pretrained.categories(chain.name, chain.classes)
@@ -305,7 +306,11 @@ def _from_file(
     try:
         weights = checkpoint.fit(path, chain, named.tensors, findings)
     except CheckpointError as error:
-        advice = named.head_trouble or recognition.suggestion(path, read, instead_of=name)
+        advice = (
+            named.head_trouble
+            or recognition.suggestion(path, read, instead_of=name)
+            or _advice_on_prefix(named, chain)
+        )
         raise CheckpointError(f"{error}; {advice}" if advice else str(error)) from error
     return Source(
         source,
@@ -317,6 +322,14 @@ def _from_file(
         found_dtypes=_other_dtypes(named.tensors, chain.dtype),
         file=path,
     )
+
+
+def _advice_on_prefix(named: Named, chain: Architecture) -> str | None:
+    """Where all is there and what is too much lies beside the model: a loss with weights, a second model."""
+    kinds = [kind for kind, _ in checkpoint.misfits(_places(chain), named.tensors)]
+    if not named.prefix or kinds != ["unexpected"]:
+        return None
+    return f"a --key that ends in {named.prefix.removesuffix('.')} takes what is under it alone"
 
 
 def _with_preset(options: Options, preset: str) -> Options:
@@ -387,21 +400,45 @@ def _check_room(store: Store, source: Source) -> None:
         )
 
 
-def _releasing(file: Path | None, on_written: Callable[[int], None]) -> Callable[[int], None]:
-    """`on_written`, which also lets go of the mapped checkpoint's pages from time to time."""
-    if file is None:
-        return on_written
-    pending = 0
+class _Released(Mapping[str, Tensor]):
+    """Weights mapped from a checkpoint, whose pages are let go of from time to time."""
+
+    def __init__(self, weights: Mapping[str, Tensor], file: Path) -> None:
+        self._weights = weights
+        self._file = file
+        self._pending = 0
+
+    def __getitem__(self, key: str) -> Tensor:
+        tensor = self._weights[key]
+        self.looked_at(tensor.nbytes)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def looked_at(self, size: int) -> None:
+        self._pending += size
+        if self._pending >= _RELEASED_AFTER_BYTES:
+            mapped_memory.release(self._file)
+            self._pending = 0
+
+
+def _releasing(
+    source: Source, on_written: Callable[[int], None]
+) -> tuple[Source, Callable[[int], None]]:
+    """Both as they are, but that a mapped checkpoint's pages go as its tensors are copied and written."""
+    if source.file is None:
+        return source, on_written
+    weights = _Released(source.weights, source.file)
 
     def written(size: int) -> None:
-        nonlocal pending
-        pending += size
-        if pending >= _RELEASED_AFTER_BYTES:
-            mapped_memory.release(file)
-            pending = 0
+        weights.looked_at(size)
         on_written(size)
 
-    return written
+    return replace(source, weights=weights), written
 
 
 def _layer_entries(

@@ -36,13 +36,14 @@ def recognize(path: Path | str, tensors: Mapping[str, Tensor]) -> str:
         raise CheckpointError(f"{path} fits {', '.join(fitting)}: choose one with --architecture")
     if known:
         near = known[0]
+        trouble = checkpoint.named(path, near.name, tensors).head_trouble
         raise CheckpointError(
             f"{path} fits no known architecture; the nearest is {near.name}, {near.misfits} keys apart: "
-            f"--architecture {near.name} says which"
+            + (trouble or f"--architecture {near.name} says which")
         )
     raise CheckpointError(
         f"{path} is near no known architecture, it has the keys {_first(tensors)}; "
-        f"known are {', '.join(catalog.NAMES)}"
+        f"known are {', '.join(catalog.NAMES)}, and any other by the code that makes it: --factory"
     )
 
 

@@ -11,10 +11,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch.serialization import safe_globals
+
+from models import legacy_files
+
+Form = Literal["zip", "legacy", "unknown"]
+"""torch.save's since torch 1.6, before it, and whatever else torch.load is to make something of."""
 
 _MOST_STAND_INS: Final = 1000
 _UNKNOWN: Final = re.compile(r"Unsupported global: GLOBAL ([\w.]+) was not an allowed global")
@@ -50,18 +55,20 @@ class _StandIn(list[object]):
         )
 
 
-def load(path: Path, *, mapped: bool) -> Any:
-    """What torch.save wrote, tensors on the CPU; mapped from the file, not read, if asked.
+def load(path: Path, form: Form) -> Any:
+    """What torch.save wrote, tensors on the CPU; mapped from the file, not read, in the forms that are known.
 
     Raises Unreadable, and OSError if the file cannot be opened.
     """
     stand_ins: dict[str, Callable[..., object]] = {}
     while True:
         try:
-            return _load(path, stand_ins, mapped=mapped)
+            return _load(path, stand_ins, form)
         except UnpicklingError as error:
             if len(stand_ins) > _MOST_STAND_INS or not _provided(str(error), stand_ins):
                 raise Unreadable(_why(str(error))) from error
+        except legacy_files.Damaged as error:
+            raise Unreadable(str(error)) from error
         except (
             Exception
         ) as error:  # damaged bytes fail in torch wherever they lead it: IndexError, ...
@@ -82,14 +89,16 @@ def is_module(value: object) -> bool:
     return isinstance(value, _StandIn) and {"_parameters", "_modules"} <= set(value.attributes)
 
 
-def _load(path: Path, stand_ins: dict[str, Callable[..., object]], *, mapped: bool) -> Any:
+def _load(path: Path, stand_ins: dict[str, Callable[..., object]], form: Form) -> Any:
     allowed: list[Any] = [(stand_in, name) for name, stand_in in stand_ins.items()]
     with path.open("rb") as file, warnings.catch_warnings(), safe_globals(allowed):
         warnings.simplefilter(
             "ignore"
         )  # of sparse tensors, pickle protocols, dtypes without storage
+        if form == "legacy":
+            return legacy_files.load(path)
         # torch.load maps by name only, and takes files named so for safetensors whatever they hold.
-        mapped = mapped and path.suffix != ".safetensors"
+        mapped = form == "zip" and path.suffix != ".safetensors"
         content = str(path) if mapped else file
         return torch.load(content, map_location="cpu", weights_only=True, mmap=mapped)
 

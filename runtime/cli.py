@@ -591,7 +591,11 @@ def preparation(
         str, typer.Option(metavar="NAMES", help="Comma-separated torchvision models.")
     ] = "vit_l_16",
     formats: Annotated[
-        str, typer.Option(metavar="NAMES", help="Comma-separated: zip, legacy, safetensors.")
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Comma-separated: zip, legacy, safetensors, training, training-legacy.",
+        ),
     ] = "zip,legacy,safetensors",
     dtypes: Annotated[
         str,

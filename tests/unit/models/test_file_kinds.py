@@ -98,6 +98,23 @@ def hdf5(path: Path) -> None:
     path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
 
 
+def keras(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("metadata.json", "config.json", "model.weights.h5"):
+            archive.writestr(name, "{}")
+
+
+class Learner:
+    """As fastai exports it: an object of its own with the model in it."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(2, 2)
+
+
+def exported_learner(path: Path) -> None:
+    torch.save(Learner(), path)
+
+
 def numpy_array(path: Path) -> None:
     with path.open("wb") as file:
         np.save(file, np.ones(3))
@@ -169,6 +186,8 @@ def zeros(path: Path) -> None:
         (json_answer, "is a JSON document"),
         (sharded_index, "is the index of a checkpoint in several files"),
         (hdf5, "is an HDF5 file, as Keras writes it"),
+        (keras, "is a Keras model"),
+        (exported_learner, r"holds a [\w.]*test_file_kinds\.Learner, expected a state dict"),
         (numpy_array, "is a NumPy array"),
         (numpy_arrays, "is an archive of NumPy arrays"),
         (zipped_checkpoint, r"is a zip archive of 1 files \(model\.pth\)"),
@@ -204,7 +223,7 @@ def legacy_checkpoint(content: dict[str, torch.Tensor], path: Path) -> None:
     ("save", "message"),
     [
         (zip_checkpoint, "is cut short or damaged: a zip archive without the directory at its end"),
-        (legacy_checkpoint, "it is cut short or damaged|it is damaged"),
+        (legacy_checkpoint, "it is cut short or damaged|it is cut short, as of half a download"),
         (safetensors.torch.save_file, "is cut short, as of half a download: it has"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import catalog, checkpoint, key_names
+from models import catalog, checkpoint, key_names, recognition
 from models.checkpoint import CheckpointError
 from models.key_names import Named
 
@@ -117,6 +117,87 @@ def test_another_head_is_not_taken_for_it_and_the_reason_is_said(head: nn.Module
     assert not found.head
     assert found.head_trouble is not None
     assert found.head_trouble.startswith("in the place of its linear layer fc the file has fc.")
+
+
+class FastaiPool(nn.Module):
+    """As fastai's AdaptiveConcatPool2d, which has no weights."""
+
+
+def fastai(model: nn.Module) -> nn.Module:
+    """What fastai's vision_learner makes of a ResNet: its body, and a head of two linear layers."""
+    return nn.Sequential(
+        nn.Sequential(*list(model.children())[:-2]),
+        nn.Sequential(
+            FastaiPool(),
+            nn.Flatten(),
+            nn.BatchNorm1d(1024),
+            nn.Dropout(0.25),
+            nn.Linear(1024, 512, bias=False),
+            nn.ReLU(),
+            nn.BatchNorm1d(512),
+            nn.Dropout(0.5),
+            nn.Linear(512, 7, bias=False),
+        ),
+    )
+
+
+def test_fastai_s_head_is_not_taken_for_the_architecture_s_and_the_reason_is_said() -> None:
+    tensors = shapes_of(fastai(catalog.torchvision_model("resnet34")))
+    assert {"0.0.weight", "0.4.0.conv1.weight", "1.8.weight"} < set(tensors)
+    found = named("resnet34", tensors)
+    assert found.prefix == "0."
+    assert not found.head
+    assert found.head_trouble is not None
+    assert "in the place of its linear layer fc the file has 1.2.weight" in found.head_trouble
+    message = (
+        r"nearest is resnet34, \d+ keys apart: in the place of its linear layer fc .*--factory"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        recognition.recognize("export.pth", tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("resnet50", {"head.fc": (7, 2048)}),  # MMPretrain
+        ("resnet18", {"linear": (7, 512)}),
+        ("resnet18", {"classifier.1": (7, 512)}),
+        ("vit_b_16", {"head": (7, 768)}),
+        ("convnext_tiny", {"head.1": (7, 768)}),
+        ("efficientnet_b0", {"classifier": (7, 1280)}),
+        ("mobilenet_v2", {"classifier": (7, 1280)}),
+        ("mobilenet_v2", {"classifier.1.1": (7, 1280)}),
+        ("densenet121", {"classifier.1": (7, 1024)}),
+        ("swin_t", {"head.0": (7, 768)}),
+        ("regnet_y_400mf", {"fc.1": (7, 440)}),
+        ("shufflenet_v2_x1_0", {"fc.1": (7, 1024)}),
+    ],
+)
+def test_one_linear_layer_beside_or_within_a_trainer_s_backbone_is_the_head(
+    name: str, heads: dict[str, tuple[int, int]]
+) -> None:
+    own = shapes(name)
+    head = checkpoint.head(catalog.places(name))
+    tensors = {f"backbone.{key}": t for key, t in own.items() if not key.startswith(f"{head}.")}
+    for place, shape in heads.items():
+        inner = place.partition(".")[0] in {key.partition(".")[0] for key in own}
+        prefix = f"backbone.{place}" if inner else place
+        tensors |= {
+            f"{prefix}.weight": torch.empty(shape, device="meta"),
+            f"{prefix}.bias": torch.empty(shape[0], device="meta"),
+        }
+    found = named(name, tensors)
+    assert set(found.tensors) == set(own)
+    assert set(found.head.values()) == {f"{head}.weight", f"{head}.bias"}
+
+
+def test_a_layer_on_top_of_a_model_that_has_its_head_is_not_taken_for_it() -> None:
+    own = shapes("resnet18")
+    tensors = {f"backbone.{key}": tensor for key, tensor in own.items()}
+    more = {"classifier.weight": torch.empty(3, 7), "classifier.bias": torch.empty(3)}
+    found = named("resnet18", tensors | more)
+    assert not found.head
+    assert set(found.tensors) == set(own) | set(more)
 
 
 def test_a_trainer_s_own_head_beside_a_model_without_one() -> None:

@@ -270,6 +270,16 @@ def head_of_two(model: torchvision.models.ResNet) -> None:
     model.fc = torch.nn.Sequential(torch.nn.Linear(512, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
 
 
+def weighted_loss(model: torchvision.models.ResNet) -> None:
+    """As a trainer module has it beside its model, a loss with the classes' weights."""
+    model._register_state_dict_hook(
+        lambda _module, state, _prefix, _metadata: (
+            {f"net.{key}": tensor for key, tensor in state.items()}
+            | {"criterion.weight": torch.ones(3)}
+        )
+    )
+
+
 def without_a_block(model: torchvision.models.ResNet) -> None:
     del model.layer1[1]
 
@@ -291,7 +301,12 @@ def without_a_block(model: torchvision.models.ResNet) -> None:
         (
             head_of_two,
             ("pets",),
-            "fits no known architecture; the nearest is resnet18, 6 keys apart",
+            "the nearest is resnet18, 6 keys apart: in the place of its linear layer fc the file has fc.0.w",
+        ),
+        (
+            weighted_loss,
+            ("pets", "--architecture", "resnet18"),
+            "1 unexpected (criterion.weight); a --key that ends in net takes what is under it alone",
         ),
         (without_a_block, ("resnet18",), "10 missing (layer1.1.conv1.weight"),
         (None, ("pets", "--architecture", "resnet81"), "there is no architecture 'resnet81'"),
