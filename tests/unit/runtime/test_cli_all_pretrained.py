@@ -110,15 +110,19 @@ def prepare_all(store: Store, *options: str) -> Result:
     return CliRunner().invoke(app, [*words, *options], prog_name="cicada")
 
 
-def assert_as_published(model: PreparedModel) -> None:
+def assert_as_published(model: PreparedModel, host: Host) -> None:
+    """Every tensor of the file at the host, and no other."""
+    (file,) = host.folder.glob(f"{model.manifest.architecture}-*.pth")
+    published = torch.load(file, mmap=True)
+    found = set()
     for layer in model.manifest.layers:
         if layer.file is None:
             continue
         tensors = safetensors.torch.load_file(model.path / layer.file)
-        chain = catalog.architecture(model.manifest.architecture)
-        published = RandomWeights(chain, 1)
         for entry in layer.parameters:
             assert torch.equal(tensors[entry.name], published[entry.name]), entry.name
+            found.add(entry.name)
+    assert found == set(published)
 
 
 def test_all_are_downloaded_once_and_prepared(host: Host, small: list[str], tmp_path: Path) -> None:
@@ -128,7 +132,7 @@ def test_all_are_downloaded_once_and_prepared(host: Host, small: list[str], tmp_
     assert store.names() == list(SMALL)
     for name in SMALL:
         model = store.open(name)
-        assert_as_published(model)
+        assert_as_published(model, host)
         assert store.verify(name) == []
         expected = pretrained.weights(name)
         assert model.manifest.source == f"pretrained:{expected.name}"
@@ -169,7 +173,7 @@ def test_a_download_that_breaks_off_is_resumed(
     result = prepare_all(store)
     assert result.exit_code == 0, result.output
     assert host.asked[:2] == [("resnet18", None), ("resnet18", "bytes=10000000-")]
-    assert_as_published(store.open("resnet18"))
+    assert_as_published(store.open("resnet18"), host)
 
 
 def test_a_damaged_model_is_prepared_anew(small: list[str], tmp_path: Path) -> None:
@@ -212,5 +216,5 @@ def test_the_paper_s_ten(host: Host, publish: Callable[[str], str], tmp_path: Pa
     assert store.names() == sorted(catalog.PAPER)
     assert len(catalog.PAPER) == 10
     for name in catalog.PAPER:
-        assert_as_published(store.open(name))
+        assert_as_published(store.open(name), host)
     assert len(host.asked) == len(catalog.PAPER)
