@@ -147,6 +147,25 @@ def beside_training(weights: Weights) -> dict[str, Any]:
     }
 
 
+def reference_script(weights: Weights) -> dict[str, Any]:
+    """What torchvision's references/classification/train.py saves, with a scheduler that holds another."""
+    parameter = nn.Parameter(torch.ones(3, 3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=1)
+    main = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+    scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, main], [1])
+    parameter.grad = torch.ones(3, 3)
+    optimizer.step()
+    return {
+        "model": weights,
+        "optimizer": optimizer.state_dict(),
+        "lr_scheduler": scheduler.state_dict(),
+        "epoch": 3,
+        "args": argparse.Namespace(lr=0.1, output_dir="."),
+        "scaler": {"scale": 65536.0, "_growth_tracker": 0},
+    }
+
+
 class HyperParameters(dict[str, object]):
     """As a trainer's own class of dicts."""
 
@@ -234,6 +253,8 @@ KINDS: Final[dict[str, tuple[Callable[[Weights], Any], Callable[[Any, Path], Non
     "training": (beside_training, torch.save),
     "training legacy": (beside_training, legacy),
     "nested": (nested, torch.save),
+    "nested legacy": (nested, legacy),
+    "reference script": (reference_script, torch.save),
     "lightning": (lightning, torch.save),
     "lightning legacy": (lightning, legacy),
     "more than tensors": (with_a_number, torch.save),
@@ -247,6 +268,7 @@ KINDS: Final[dict[str, tuple[Callable[[Weights], Any], Callable[[Any, Path], Non
     "views": (shared, torch.save),
     "views legacy": (shared, legacy),
     "strides": (strided, torch.save),
+    "strides legacy": (strided, legacy),
     "no counters": (without_counters, torch.save),
     "odd counters": (with_odd_counters, torch.save),
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import safetensors.torch
 import torch
@@ -49,7 +50,14 @@ def pickled_array(path: Path) -> None:
     path.write_bytes(pickle.dumps({"weight": np.ones((2, 2))}))
 
 
-def onnx(path: Path) -> None:
+def exported_onnx(path: Path) -> None:
+    pair = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1]) for n in "ab"]
+    node = onnx.helper.make_node("Relu", ["a"], ["b"])
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "graph", pair[:1], pair[1:]))
+    path.write_bytes(model.SerializeToString())
+
+
+def onnx_of_torch(path: Path) -> None:
     """The first fields of a ModelProto as torch writes them: ir_version 10, producer_name, its version."""
     path.write_bytes(b"\x08\x0a\x12\x07pytorch\x1a\x052.9.0\x3a\x10" + bytes(range(200)))
 
@@ -176,7 +184,8 @@ def zeros(path: Path) -> None:
         (pickled_module_legacy, "holds a? ?whole pickled module"),
         (pickled_state_dict, "is a pickle with tensors, but not one that torch.save wrote"),
         (pickled_array, "is a pickle that torch.save did not write"),
-        (onnx, "is an ONNX model"),
+        (exported_onnx, "is an ONNX model"),
+        (onnx_of_torch, "is an ONNX model"),
         (saved_model, "is a TensorFlow SavedModel"),
         (lite, "is a TensorFlow Lite model"),
         (lfs_pointer, "is a Git LFS pointer instead of the file it stands for: `git lfs pull`"),

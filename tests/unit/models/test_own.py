@@ -1,9 +1,10 @@
 """Models of the user's: from a factory and a checkpoint to a prepared model, or to the reason why not."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from models import own, preparation
 from models.checkpoint import CheckpointError
 from models.errors import ModelError
 from models.general import Unsuitable
+from models.manifest import WeightFormat
 from models.own import OptionsError
 from models.store import PreparedModel, Store
 
@@ -62,6 +64,16 @@ MODEL = dedent("""
         def forward(self, value):
             return dict(self.named_modules())["body.0"](value) + self.nothing
 
+    class Hollow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(3, 2)
+            self.more = nn.Parameter(torch.empty(0, 3))
+            self.register_buffer("seen", torch.empty(2, 0))
+
+        def forward(self, value):
+            return self.out(torch.cat([value, self.more])) + self.seen.sum()
+
     def pair(): return Pair()
     def noisy(): return Noisy(4)
     def number(): return 5
@@ -97,6 +109,29 @@ def saved(path: Path, module: nn.Module) -> Path:
 
 def prepared(tmp_path: Path, source: preparation.Source) -> PreparedModel:
     return preparation.prepare(Store(tmp_path / "store"), "mine", source, "safetensors")
+
+
+def save_legacy(content: dict[str, Tensor], path: Path) -> None:
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize("weight_format", ["safetensors", "pth"])
+@pytest.mark.parametrize("save", [torch.save, save_legacy, save_file])
+def test_tensors_without_elements_are_kept(
+    file: Path, tmp_path: Path, save: Callable[[Any, Path], None], weight_format: WeightFormat
+) -> None:
+    plain = user_class(file, "Hollow")().eval()
+    save(plain.state_dict(), tmp_path / "file")
+    source = preparation.from_factory(
+        f"{file}:Hollow", {}, "2x3", "block", checkpoint_file=tmp_path / "file"
+    )
+    store = Store(tmp_path / "store")
+    model = preparation.prepare(store, "mine", source, weight_format)
+    entries = [entry for layer in model.manifest.layers for entry in layer.parameters]
+    assert {entry.name: entry.shape for entry in entries} == {
+        key: tuple(tensor.shape) for key, tensor in plain.state_dict().items()
+    }
+    assert store.verify("mine") == []
 
 
 def test_a_factorys_model_is_prepared_with_a_checkpoints_weights(
