@@ -125,6 +125,20 @@ def recorded(manifest: Manifest) -> Architecture:
     return layers
 
 
+def findings(manifest: Manifest) -> Iterator[str]:
+    """What keeps the user's code for a prepared model from being had here, a sentence each. The code is run."""
+    try:
+        if manifest.processing is not None:
+            processing_functions(manifest.processing)
+    except ModelError as error:
+        yield str(error)
+    try:
+        if manifest.factory is not None:
+            recorded(manifest)
+    except ModelError as error:
+        yield str(error)
+
+
 def _name(factory: UserCode) -> str:
     """Short: a file without its folders."""
     return factory.target.rpartition("/")[2]

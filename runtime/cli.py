@@ -313,7 +313,10 @@ def inspect(
     name: Annotated[str | None, typer.Argument(help="One model; without it, all.")] = None,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Check every file's size and hash; exit 1 on a finding."),
+        typer.Option(
+            "--verify",
+            help="Check every file's size and hash, and run code of yours; exit 1 on a finding.",
+        ),
     ] = False,
     as_json: AsJson = False,
     weights: Weights = None,

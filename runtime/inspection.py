@@ -1,6 +1,8 @@
 """`cicada inspect` and `cicada remove`: what lies in the weight store."""
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +32,8 @@ _ONE_MODEL_ONLY: Final = {
 def inspect(weights: Path, name: str | None, *, verify: bool, as_json: bool) -> bool:
     """Shows all models, or one model's layers; returns whether no fault was found.
 
-    A model that cannot be opened is a fault always; sizes and hashes are checked with `verify`.
+    A model that cannot be opened is a fault always; with `verify` sizes and hashes are checked, and the
+    user's code is run as far as making the model.
     Raises UnknownModel.
     """
     store = Store(weights)
@@ -43,7 +46,7 @@ def inspect(weights: Path, name: str | None, *, verify: bool, as_json: bool) -> 
         shown = [_whole(model) | {"contents": layer_facts(model)} for model in models]
     if verify:
         for model in models:
-            faults |= {model.name: store.verify(model.name)}
+            faults |= {model.name: [*store.verify(model.name), *_findings_in_code(model)]}
     faults = {faulty: findings for faulty, findings in faults.items() if findings}
     if as_json:
         document = {"models": shown, "faults": faults}
@@ -69,6 +72,17 @@ def _open_one(store: Store, name: str) -> tuple[PreparedModel | None, dict[str, 
         return store.open(name), {}
     except CorruptModel as error:
         return None, {name: [str(error)]}
+
+
+def _findings_in_code(model: PreparedModel) -> list[str]:
+    if model.manifest.factory is None and model.manifest.processing is None:
+        return []
+    from models import own  # noqa: PLC0415 - with torch, which nothing else here needs
+
+    with contextlib.redirect_stdout(
+        sys.stderr
+    ):  # what the user's code prints is not ours to answer
+        return list(own.findings(model.manifest))
 
 
 def _whole(model: PreparedModel) -> dict[str, Any]:

@@ -1,13 +1,9 @@
-"""Downloads from a stand-in for the host, which breaks off, forgets, changes and refuses as hosts do."""
+"""Downloads from a host that breaks off, forgets, changes and refuses as hosts do."""
 
 import hashlib
-import re
 import resource
 import socket
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,66 +14,16 @@ from models.download import DownloadError
 
 CONTENT = bytes(range(256)) * 20_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+NAME = f"file-{SHA256[:8]}.pth"
 
-
-@dataclass(slots=True)
-class Host:
-    """One file, and how the host behaves about it."""
-
-    content: bytes = CONTENT
-    ranges: bool = True
-    breaks_after: list[int] = field(default_factory=list)
-    """For each answer in turn: after how many bytes the connection breaks."""
-    statuses: list[int] = field(default_factory=list)
-    """For each request in turn: with what it is refused."""
-    asked: list[str | None] = field(default_factory=list)
-    """Each request's Range."""
-    url: str = ""
-
-
-def answering(host: Host) -> type[BaseHTTPRequestHandler]:
-    class Answering(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            asked = self.headers["Range"]
-            host.asked.append(asked)
-            if host.statuses:
-                self.send_error(host.statuses.pop(0))
-                return
-            start = int(re.findall(r"\d+", asked)[0]) if asked and host.ranges else 0
-            total = len(host.content)
-            if start >= total:
-                self.send_response(416)
-                self.send_header("Content-Range", f"bytes */{total}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            self.send_response(206 if asked and host.ranges else 200)
-            if asked and host.ranges:
-                self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
-            self.send_header("Content-Length", str(total - start))
-            self.end_headers()
-            end = start + host.breaks_after.pop(0) if host.breaks_after else total
-            self.wfile.write(host.content[start:end])
-            self.close_connection = True
-
-        def log_message(self, *_arguments: object) -> None:
-            pass
-
-    return Answering
+Host = Any
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    host = Host()
-    with ThreadingHTTPServer(("127.0.0.1", 0), answering(host)) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        host.url = f"http://127.0.0.1:{server.server_port}/file-{SHA256[:8]}.pth"
-        yield host
-        server.shutdown()
-        thread.join(10)
+def host(download_host: Host) -> Host:
+    """It has one file."""
+    download_host.files[NAME] = CONTENT
+    return download_host
 
 
 @pytest.fixture
@@ -86,7 +32,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def get(host: Host, path: Path, **options: Any) -> None:
-    download.download(host.url, path, SHA256[:8], **options)
+    download.download(f"{host.url}/{NAME}", path, SHA256[:8], **options)
+
+
+def ranges(host: Host) -> list[str | None]:
+    """As they were asked for."""
+    return [asked for _, asked in host.asked]
 
 
 def left(path: Path) -> list[str]:
@@ -108,7 +59,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(host: Host, path: P
     host.breaks_after = [1000, 2_000_000]
     get(host, path)
     assert path.read_bytes() == CONTENT
-    assert host.asked == [None, "bytes=1000-", "bytes=2001000-"]
+    assert ranges(host) == [None, "bytes=1000-", "bytes=2001000-"]
 
 
 def test_what_an_earlier_process_left_is_continued(host: Host, path: Path) -> None:
@@ -116,7 +67,7 @@ def test_what_an_earlier_process_left_is_continued(host: Host, path: Path) -> No
     told: list[int] = []
     get(host, path, on_progress=lambda done, _total: told.append(done))
     assert path.read_bytes() == CONTENT
-    assert host.asked == ["bytes=12345-"]
+    assert ranges(host) == ["bytes=12345-"]
     assert told[0] == 12345
 
 
@@ -132,7 +83,7 @@ def test_what_came_before_ctrl_c_is_continued_too(host: Host, path: Path) -> Non
     assert come > 1_000_000
     get(host, path)
     assert path.read_bytes() == CONTENT
-    assert host.asked == [None, f"bytes={come}-"]
+    assert ranges(host) == [None, f"bytes={come}-"]
     assert left(path) == ["file.pth"]
 
 
@@ -168,7 +119,7 @@ def test_a_part_of_something_else_is_found_by_the_hash_and_not_kept(host: Host, 
 
 
 def test_a_changed_file_is_refused(host: Host, path: Path) -> None:
-    host.content = CONTENT + b"!"
+    host.files[NAME] = CONTENT + b"!"
     with pytest.raises(DownloadError, match="could not be downloaded: what came has sha256"):
         get(host, path)
     assert left(path) == []
@@ -182,7 +133,7 @@ def test_a_refusal_keeps_what_was_there(host: Host, path: Path) -> None:
     assert left(path) == ["file.pth.part"]
     get(host, path)
     assert path.read_bytes() == CONTENT
-    assert host.asked == ["bytes=700-", "bytes=700-"]
+    assert ranges(host) == ["bytes=700-", "bytes=700-"]
 
 
 def test_a_file_that_is_not_there_leaves_nothing(host: Host, path: Path) -> None:
@@ -221,7 +172,7 @@ def test_several_at_once_download_it_once(host: Host, path: Path) -> None:
     for thread in threads:
         thread.join(30)
     assert path.read_bytes() == CONTENT
-    assert host.asked == [None]
+    assert ranges(host) == [None]
     assert left(path) == ["file.pth"]
 
 

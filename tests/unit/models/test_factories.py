@@ -1,7 +1,6 @@
 """The user's code: found in a file or a package, and told apart from ours."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,9 @@ from models import factories
 from models.factories import UserCodeError
 from models.manifest import UserCode
 
+pytestmark = pytest.mark.usefixtures("imports_are_undone")
+
 WHAT = "the factory"
-
-
-@pytest.fixture(autouse=True)
-def _imports_are_undone() -> Iterator[None]:
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
 
 
 @pytest.fixture

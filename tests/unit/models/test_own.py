@@ -1,7 +1,7 @@
 """Models of the user's: from a factory and a checkpoint to a prepared model, or to the reason why not."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -18,6 +18,8 @@ from models.general import Unsuitable
 from models.manifest import WeightFormat
 from models.own import OptionsError
 from models.store import PreparedModel, Store
+
+pytestmark = pytest.mark.usefixtures("imports_are_undone")
 
 MODEL = dedent("""
     import torch
@@ -78,15 +80,6 @@ MODEL = dedent("""
     def noisy(): return Noisy(4)
     def number(): return 5
 """)
-
-
-@pytest.fixture(autouse=True)
-def _imports_are_undone() -> Iterator[None]:
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
 
 
 @pytest.fixture
@@ -259,6 +252,27 @@ def test_keyword_arguments_are_a_json_object(text: str, reason: str) -> None:
         own.keywords(text)
     assert own.keywords('{"width": 5}') == {"width": 5}
     assert own.keywords(None) == {}
+
+
+def test_what_is_missing_of_the_code_where_the_model_lies_is_found(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needed.py").write_text("VALUE = 1\n")
+    processing = tmp_path / "speech.py"
+    processing.write_text("import needed\ndef decode(*_): ...\ndef encode(*_): ...\n")
+    source = preparation.from_factory(f"{file}:Net", {"width": 4}, "1x3x8x8", "block", seed=1)
+    manifest = prepared(tmp_path, preparation.with_processing(source, str(processing))).manifest
+    assert list(own.findings(manifest)) == []
+
+    for name in [name for name in sys.modules if name == "needed" or "cicada_user" in name]:
+        monkeypatch.delitem(sys.modules, name)  # as in another process
+    (tmp_path / "needed.py").unlink()
+    file.write_text(MODEL + "\n")
+    missing = "cannot be imported: ModuleNotFoundError: No module named 'needed'"
+    assert list(own.findings(manifest)) == [
+        f"the processing {processing} {missing}",
+        f"the factory {file} was changed since the model was prepared with it",
+    ]
 
 
 def test_a_processing_must_have_both_functions(file: Path, tmp_path: Path) -> None:

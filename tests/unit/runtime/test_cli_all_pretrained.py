@@ -1,11 +1,8 @@
 """`cicada prepare --all-pretrained` beside a stand-in for the host that torchvision's weights come from."""
 
 import hashlib
-import re
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,75 +21,29 @@ SMALL: Final = ("resnet18", "resnet34")
 """Instead of the paper's ten, which take 4 GB: for these the same is tested as `matrix`."""
 
 
-@dataclass(slots=True)
-class Host:
-    folder: Path
-    address: str = ""
-    absent: set[str] = field(default_factory=set)
-    breaks_after: dict[str, int] = field(default_factory=dict)
-    """By file: after how many bytes its first answer breaks off."""
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
-
-
-def answering(host: Host) -> type[BaseHTTPRequestHandler]:
-    class Answering(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            name = self.path.removeprefix("/")
-            host.asked.append((name.partition("-")[0], self.headers["Range"]))
-            self.close_connection = True
-            if name in host.absent:
-                self.send_error(404)
-                return
-            file = host.folder / name
-            size = file.stat().st_size
-            start = int(re.findall(r"\d+", self.headers["Range"] or "0")[0])
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
-            self.send_header("Content-Length", str(size - start))
-            self.end_headers()
-            left = host.breaks_after.pop(name, size - start)
-            with file.open("rb") as content:
-                content.seek(start)
-                while left and (chunk := content.read(min(left, 1 << 20))):
-                    self.wfile.write(chunk)
-                    left -= len(chunk)
-
-        def log_message(self, *_arguments: object) -> None:
-            pass
-
-    return Answering
+Host = Any
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+def host(download_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     """Nothing is published there yet; what is downloaded goes to `tmp_path / "hub"`."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
-    host = Host(tmp_path / "host")
-    host.folder.mkdir()
-    with ThreadingHTTPServer(("127.0.0.1", 0), answering(host)) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        host.address = f"http://127.0.0.1:{server.server_port}"
-        yield host
-        server.shutdown()
-        thread.join(10)
+    return download_host
 
 
 @pytest.fixture
-def publish(host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def publish(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Puts random weights in the place of torchvision's default ones, under its form of name."""
 
     def put(architecture: str) -> str:
-        file = host.folder / "new"
+        file = tmp_path / architecture
         torch.save(dict(RandomWeights(catalog.architecture(architecture), 1)), file)
         with file.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         name = f"{architecture}-{digest[:8]}.pth"
-        file.rename(host.folder / name)
+        host.files[name] = file
         member: Any = torchvision.models.get_model_weights(architecture).DEFAULT
-        changed = replace(member.value, url=f"{host.address}/{name}")
+        changed = replace(member.value, url=f"{host.url}/{name}")
         monkeypatch.setattr(member, "_value_", changed)
         return name
 
@@ -112,7 +63,11 @@ def prepare_all(store: Store, *options: str) -> Result:
 
 def assert_as_published(model: PreparedModel, host: Host) -> None:
     """Every tensor of the file at the host, and no other."""
-    (file,) = host.folder.glob(f"{model.manifest.architecture}-*.pth")
+    (file,) = (
+        file
+        for name, file in host.files.items()
+        if name.startswith(f"{model.manifest.architecture}-")
+    )
     published = torch.load(file, mmap=True)
     found = set()
     for layer in model.manifest.layers:
@@ -154,13 +109,13 @@ def test_one_that_fails_does_not_keep_the_others_and_is_made_up_for(
     host: Host, small: list[str], tmp_path: Path
 ) -> None:
     store = Store(tmp_path / "weights")
-    host.absent.add(small[0])
+    published = host.files.pop(small[0])
     result = prepare_all(store)
     assert result.exit_code == 1
     assert store.names() == ["resnet34"]
     assert f"{small[0]} could not be downloaded: HTTP 404" in result.stderr
     assert "1 of 2 models are not prepared: resnet18" in result.stderr
-    host.absent.clear()
+    host.files[small[0]] = published
     assert prepare_all(store).exit_code == 0
     assert store.names() == list(SMALL)
 
@@ -169,10 +124,10 @@ def test_a_download_that_breaks_off_is_resumed(
     host: Host, small: list[str], tmp_path: Path
 ) -> None:
     store = Store(tmp_path / "weights")
-    host.breaks_after[small[0]] = 10_000_000
+    host.breaks_after = [10_000_000]
     result = prepare_all(store)
     assert result.exit_code == 0, result.output
-    assert host.asked[:2] == [("resnet18", None), ("resnet18", "bytes=10000000-")]
+    assert host.asked[:2] == [(small[0], None), (small[0], "bytes=10000000-")]
     assert_as_published(store.open("resnet18"), host)
 
 
@@ -193,7 +148,7 @@ def test_a_damaged_model_is_prepared_anew(small: list[str], tmp_path: Path) -> N
 def test_a_published_file_of_another_hash_is_refused(
     host: Host, small: list[str], tmp_path: Path
 ) -> None:
-    with (host.folder / small[0]).open("r+b") as file:
+    with host.files[small[0]].open("r+b") as file:
         file.seek(1_000_000)
         file.write(b"damage")
     store = Store(tmp_path / "weights")
