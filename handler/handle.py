@@ -87,6 +87,27 @@ class RequestHandler:
         """No request has come for a while: what the last ones left free goes back to the system."""
         self._trimmer.at_rest()
 
+    def expect(self, default_model: str | None) -> None:
+        """Ahead of the requests for the default model, or the only one: its structure, and the user's code for it.
+
+        transformers alone takes seconds to import, which the first request would pay. What fails here is
+        told in the log, and answered to the requests that need it.
+        """
+        names = self._store.names() if default_model is None else [default_model]
+        if len(names) != 1:
+            return
+        try:
+            model = self._store.open(names[0])
+            self._plans.of(model)
+            if self._own.has(model):
+                self._own.of(model)
+        except UnknownModel:
+            return  # it may yet be prepared
+        except (RequestFailed, CorruptModel) as failure:
+            log.warning("the default model cannot be served: %s", failure)
+        except Exception:
+            log.exception("the default model %s cannot be served", names[0])
+
     @contextmanager
     def handling(
         self, header: Header, body: bytearray, arrival_ns: int, cancellation: Cancellation

@@ -102,6 +102,12 @@ def _start_openmp_team() -> None:
         torch.ones(1 << 20).sum()
 
 
+def _set_threads(count: int) -> None:
+    """Of the compute unit; this thread, the main one, computes on itself alone."""
+    torch.set_num_threads(count)
+    stay_single_threaded()
+
+
 def _die_with_parent() -> None:
     """The kernel kills this process when the proxy has gone, however it went."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -128,6 +134,7 @@ def main() -> None:
     parser.add_argument("--memory-limit", type=int, default=0, help="bytes; 0: none")
     parser.add_argument("--max-pixels", type=int, default=images.MAX_PIXELS, help="of an image")
     parser.add_argument("--processing", help="of models that were prepared without one")
+    parser.add_argument("--default-model", help="to be ready for; by default the only one")
     arguments = parser.parse_args()
     loglines.configure("INFO", sys.stdout, process="handler", pid=os.getpid())
     _die_with_parent()
@@ -137,13 +144,14 @@ def main() -> None:
 
     sys.setswitchinterval(_SWITCH_S)
     memory.configure_allocator()
-    torch.set_num_threads(arguments.threads)
-    stay_single_threaded()
+    _set_threads(arguments.threads)
     connection = socket.socket(fileno=arguments.socket_fd)
     pipeline = Pipeline(retrievals=_RETRIEVALS, ahead_bytes=_ahead_bytes(arguments.memory_limit))
     handler = RequestHandler(
         Store(arguments.weights), pipeline, arguments.max_pixels, arguments.processing
     )
+    handler.expect(arguments.default_model)
+    _set_threads(arguments.threads)  # the user's code may have set others
     # The 340,000 objects that the imports made stay: the collector need not go through them amid a request.
     gc.freeze()
     try:

@@ -105,7 +105,7 @@ def _content(value: Value) -> tuple[bytes, str]:
 
 
 class OwnProcessings:
-    """The users' modules, each imported at its first request.
+    """The users' modules, each imported when it is first asked for.
 
     default: of models that were prepared without one, as the setting CICADA_PROCESSING names it.
     """
@@ -114,6 +114,9 @@ class OwnProcessings:
         self._default = default
         self._default_code: UserCode | None = None
         self._functions: dict[UserCode, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+    def has(self, model: PreparedModel) -> bool:
+        return model.manifest.processing is not None or self._default is not None
 
     def of(self, model: PreparedModel) -> OwnProcessing:
         """Raises InvalidInput for a model that has none, ModelFault for one that cannot be had."""

@@ -137,6 +137,7 @@ def handler_command(settings: Settings, has: limits.Limits) -> list[str]:
         "--max-pixels",
         str(settings.max_pixels),
         *(["--processing", settings.processing] if settings.processing else []),
+        *(["--default-model", settings.default_model] if settings.default_model else []),
     ]
 
 

@@ -67,7 +67,11 @@ PROCESSING = dedent("""
 
 
 def prepare(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "runtime.cli", "prepare", *arguments]
+    return cicada(store, "prepare", *arguments)
+
+
+def cicada(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runtime.cli", *arguments]
     return subprocess.run(
         [*command, "--weights", str(store)],
         check=False,
@@ -333,15 +337,67 @@ def test_the_setting_gives_models_without_a_processing_one(
 def test_a_factory_that_was_changed_since_is_a_fault_that_names_it(
     tmp_path: Path, serve: Callable[[Path, dict[str, str]], Iterator[Server]]
 ) -> None:
-    (tmp_path / "two.py").write_text(TWO_INPUTS)
+    (tmp_path / "two.py").write_text(TWO_INPUTS + "\nprint('imported')\n")
     weights = tmp_path / "weights"
     factory = ["--factory", f"{tmp_path}/two.py:make", "--example", "1x2:int64,1x3"]
     assert prepare(weights, "two", "--random", "1", *factory).returncode == 0
-    (tmp_path / "two.py").write_text(TWO_INPUTS + "\n")
+    inspected = cicada(weights, "inspect", "--verify", "--json")
+    assert json.loads(inspected.stdout)["faults"] == {}, "what the code prints is not in it"
+    (tmp_path / "two.py").write_text(TWO_INPUTS)
+    inspected = cicada(weights, "inspect", "--verify", "--json")
+    assert inspected.returncode == 1
+    assert "was changed since" in json.loads(inspected.stdout)["faults"]["two"][0]
     for server in serve(weights, {}):
         response = server.client.post("/v2/models/two/infer", json=TestTensors.ASKED)
         assert response.status_code == 500
         assert "two.py was changed since the model was prepared" in response.json()["error"]
+        told = [event["event"] for event in server.events()]
+        assert any(
+            line.startswith("the default model cannot be served: model 'two': the factory")
+            for line in told
+        ), "at the start, before anyone asks"
+
+
+@pytest.mark.parametrize("settings", [{}, {"CICADA_DEFAULT_MODEL": "two"}])
+def test_the_default_models_code_is_imported_before_the_service_is_ready(
+    tmp_path: Path,
+    serve: Callable[[Path, dict[str, str]], Iterator[Server]],
+    settings: dict[str, str],
+) -> None:
+    """So that no request pays for it, and it changes no thread count."""
+    noted = f"""
+import os, torch
+torch.set_num_threads(2)
+with open({str(tmp_path / "imports")!r}, "a") as file:
+    print(os.getpid(), __file__, file=file)
+"""
+    (tmp_path / "two.py").write_text(TWO_INPUTS + noted)
+    (tmp_path / "own.py").write_text(PROCESSING + noted)
+    weights = tmp_path / "weights"
+    own = ["--factory", f"{tmp_path}/two.py:make", "--example", "1x2:int64,1x3"]
+    own += ["--processing", f"{tmp_path}/own.py", "--random", "1"]
+    assert prepare(weights, "two", *own).returncode == 0
+    if settings:
+        assert prepare(weights, "squeezenet1_1", "--random", "1").returncode == 0
+    (tmp_path / "imports").unlink()
+
+    for server in serve(weights, settings):
+        (handler,) = server.handlers()
+        imports = [f"{handler.pid} {tmp_path}/two.py", f"{handler.pid} {tmp_path}/own.py"]
+        assert (tmp_path / "imports").read_text().splitlines() == imports
+        answer = server.client.post("/invocations", content=b"good")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["threads"] == 1
+        assert (tmp_path / "imports").read_text().splitlines() == imports, "no more"
+
+
+def test_of_several_models_none_is_imported_before_it_is_asked_for(
+    store: Path, serve: Callable[[Path, dict[str, str]], Iterator[Server]]
+) -> None:
+    for server in serve(store, {"CICADA_DEFAULT_MODEL": "absent"}):
+        assert not [event for event in server.events() if "cannot be served" in event["event"]]
+        (handler,) = server.handlers()
+        assert not [file for file in handler.memory_maps() if "tokenizers" in file.path]
 
 
 @pytest.mark.parametrize(
