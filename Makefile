@@ -7,7 +7,7 @@ CICADA := $(VENV)/bin/cicada
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run image test lint format types fix bench-http soak screenshots clean
+.PHONY: help run image test classifiers lint format types fix bench-http soak screenshots clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -25,6 +25,9 @@ image: ## build the container image `cicada`; ARGS="--build-arg TORCH_INDEX=..."
 
 test: $(VENV)/.installed-dev ## the whole suite; ARGS="-m 'not matrix'" leaves out the long part
 	@$(VENV)/bin/pytest $(ARGS)
+
+classifiers: $(VENV)/.installed-dev ## all of torchvision's classifiers against torchvision's own answers; ARGS="-k regnet" for some
+	@$(VENV)/bin/pytest tests/service/test_classifiers.py --every-classifier $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff's rules
 	@$(VENV)/bin/ruff check

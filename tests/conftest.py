@@ -17,6 +17,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-classifier",
+        action="store_true",
+        help="test all of torchvision's classifiers, not one of each family (some minutes)",
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _settings_are_the_tests_own() -> Iterator[None]:
     """The service reads the environment: a developer's own settings must not reach the tests."""
