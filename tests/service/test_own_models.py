@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
 from handler.strategies import STRATEGIES
+from runtime.cli import app
 
 Server = Any
 SENTENCES = [
@@ -420,8 +422,9 @@ def test_of_several_models_none_is_imported_before_it_is_asked_for(
 def test_wrong_arguments_are_told_in_one_sentence(
     tmp_path: Path, arguments: list[str], reason: str
 ) -> None:
-    done = prepare(tmp_path / "weights", "mine", "--random", "1", *arguments)
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
+    words = ["prepare", "mine", "--random", "1", *arguments]
+    done = CliRunner().invoke(app, [*words, "--weights", str(tmp_path / "weights")])
+    assert done.exit_code != 0
+    assert isinstance(done.exception, SystemExit), done.exception
     assert reason in " ".join(done.stderr.replace("│", " ").split())
     assert not (tmp_path / "weights").exists()
