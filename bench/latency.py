@@ -5,7 +5,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -61,6 +61,8 @@ class Options:
     own: Sequence[str] = ()
     """Models of the user's, as they are prepared in `store`."""
     store: Path = Path("weights")
+    starts: int = 1
+    """Of every process, the rounds spread over them: where one's memory lies is good for a tenth, and stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def options(
     folder: Path | None,
     own: Sequence[str] = (),
     store: Path = Path("weights"),
+    starts: int = 1,
 ) -> Options:
     """Checks the names; `paper` and `all` stand for several. Raises UnknownChoice."""
     return Options(
@@ -120,6 +123,7 @@ def options(
         folder=folder,
         own=own,
         store=store,
+        starts=min(starts, rounds),
     )
 
 
@@ -247,10 +251,22 @@ class DirectRead:
 
 @dataclass(slots=True)
 class Samples:
-    """A variant's times in milliseconds, round by round."""
+    """A variant's times in milliseconds, round by round.
+
+    variant: as it was started last. overheads: as in HttpVariant, of these rounds.
+    """
 
     variant: Variant
     times: list[float] = field(default_factory=list)
+    overheads: list[float] = field(default_factory=list)
+
+    def run(self, value: bytes, *, counts: bool) -> None:
+        duration = self.variant.run(value)
+        if not counts:
+            return
+        self.times.append(duration)
+        if isinstance(self.variant, HttpVariant):
+            self.overheads.append(self.variant.overheads[-1])
 
 
 def measure(options: Options, progress: Progress) -> Iterator[Row]:
@@ -264,47 +280,54 @@ def measure(options: Options, progress: Progress) -> Iterator[Row]:
 
 def _measure_own(model: str, options: Options, progress: Progress) -> Iterator[Row]:
     manifest = own.manifest_of(options.store, model)
-    with ExitStack() as stack:
-        variants: list[Variant] = [
-            own.resident(options.store.absolute(), model, options.threads, stack)
-        ]
+
+    def start(stack: ExitStack) -> Iterator[Variant]:
+        yield own.resident(options.store.absolute(), model, options.threads, stack)
         for strategy in options.strategies:
             worker = Worker.handler(options.store.absolute(), options.threads)
-            variants.append(
-                ServedVariant(
-                    name=strategy,
-                    format=manifest.weight_format,
-                    granularity=manifest.granularity,
-                    worker=stack.enter_context(worker),
-                    model=model,
-                    strategy=strategy,
-                    described=own.described(manifest),
-                )
+            yield ServedVariant(
+                name=strategy,
+                format=manifest.weight_format,
+                granularity=manifest.granularity,
+                worker=stack.enter_context(worker),
+                model=model,
+                strategy=strategy,
+                described=own.described(manifest),
             )
-        samples = [Samples(variant) for variant in variants]
-        _run_rounds(model, samples, own.body(manifest), options, options.store, progress)
+
+    samples = _run(model, start, own.body(manifest), options, options.store, progress)
     yield from _rows(model, options, samples)
 
 
-def _run_rounds(
+def _run(
     model: str,
-    samples: Sequence[Samples],
+    start: Callable[[ExitStack], Iterator[Variant]],
     value: bytes,
     options: Options,
     files: Path,
     progress: Progress,
-) -> None:
-    """files: the folder whose files are put out of the page cache where it is to be cold."""
-    task = progress.add_task(model, total=(options.rounds + _WARM_UPS) * len(samples))
-    for round_number in range(-_WARM_UPS, options.rounds):
-        for sample in samples:
-            if options.cold:
-                page_cache.evict([files])
-            duration = sample.variant.run(value)
-            if round_number >= 0:
-                sample.times.append(duration)
-            progress.advance(task)
+) -> Sequence[Samples]:
+    """All rounds of the variants that `start` starts, the floor first, anew for each part of the rounds.
+
+    files: the folder whose files are put out of the page cache where it is to be cold.
+    """
+    samples: list[Samples] = []
+    task = progress.add_task(model, total=options.rounds + options.starts * _WARM_UPS)
+    for part in range(options.starts):
+        rounds = range(part, options.rounds, options.starts)
+        with ExitStack() as stack:
+            variants = list(start(stack))
+            samples = samples or [Samples(variant) for variant in variants]
+            for sample, variant in zip(samples, variants, strict=True):
+                sample.variant = variant
+            for round_number in range(-_WARM_UPS, len(rounds)):
+                for sample in samples:
+                    if options.cold:
+                        page_cache.evict([files])
+                    sample.run(value, counts=round_number >= 0)
+                progress.advance(task)
     progress.remove_task(task)
+    return samples
 
 
 def _measure_model(model: str, options: Options, folder: Path, progress: Progress) -> Iterator[Row]:
@@ -318,11 +341,12 @@ def _measure_model(model: str, options: Options, folder: Path, progress: Progres
             source = preparation.optimized(source, weight_format, options.threads)
             store = Store(folder / f"{weight_format}{_OPTIMIZED}")
             preparation.prepare(store, model, source, weight_format)
-    with ExitStack() as stack:
-        variants = list(_variants(model, options, folder, stack, onnx=onnx))
-        samples = [Samples(variant) for variant in variants]
-        progress.remove_task(task)
-        _run_rounds(model, samples, random_input(model), options, folder, progress)
+    progress.remove_task(task)
+
+    def start(stack: ExitStack) -> Iterator[Variant]:
+        return _variants(model, options, folder, stack, onnx=onnx)
+
+    samples = _run(model, start, random_input(model), options, folder, progress)
     yield from _rows(model, options, samples)
 
 
@@ -433,19 +457,13 @@ def _rows(model: str, options: Options, samples: Sequence[Samples]) -> Iterator[
             p95_ms=float(np.percentile(sample.times, 95)),
             ratio_to_resident=statistics.median(ratios),
             ratio_to_cold_floor=None if direct is None else _over_both(sample, resident, direct),
-            http_overhead_ms=_http_overhead(sample),
+            http_overhead_ms=statistics.median(sample.overheads) if sample.overheads else None,
         )
 
 
 def _over_both(sample: Samples, resident: Sequence[float], direct: Sequence[float]) -> float:
     rounds = zip(sample.times, resident, direct, strict=True)
     return statistics.median(mine / max(floors) for mine, *floors in rounds)
-
-
-def _http_overhead(sample: Samples) -> float | None:
-    if not isinstance(sample.variant, HttpVariant):
-        return None
-    return statistics.median(sample.variant.overheads[-len(sample.times) :])
 
 
 def table(rows: Sequence[Row]) -> Table:

@@ -489,6 +489,9 @@ def latency(
     ] = "safetensors",
     granularity: Annotated[Literal["stage", "block"], typer.Option()] = "block",
     rounds: Annotated[int, typer.Option(min=1, help="Requests of each variant.")] = 15,
+    starts: Annotated[
+        int, typer.Option(min=1, help="Of every process; the rounds are spread over them.")
+    ] = 3,
     cache: Annotated[
         Literal["warm", "cold"], typer.Option(help="Whether the files are in the page cache.")
     ] = "warm",
@@ -525,6 +528,7 @@ def latency(
                 folder=folder,
                 own=own.split(",") if own else [],
                 store=_settings(weights).weights,
+                starts=starts,
             ),
             json_file,
         )

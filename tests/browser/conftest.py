@@ -154,9 +154,9 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     yield opened
     for context in contexts:
         context.close()
-    own = [urlsplit(url) for _, url in asked if not url.startswith("blob:")]
+    own = [urlsplit(url) for _, url in asked if not url.startswith(("blob:", "data:"))]
     assert own
     assert {url.hostname for url in own} == {"127.0.0.1"}
     for home, url in asked:
-        assert url.startswith((f"{home}/", f"blob:{home}/")), url
+        assert url.startswith((f"{home}/", f"blob:{home}/", "data:")), url
     assert not faults

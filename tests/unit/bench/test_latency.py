@@ -1,11 +1,13 @@
 """What `cicada bench latency` makes of its samples."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
 from bench import latency
 from bench.latency import Options, Row, Samples, UnknownChoice
@@ -58,6 +60,24 @@ def test_a_ratio_is_to_the_resident_forward_of_the_same_round() -> None:
 def test_a_cold_ratio_is_to_the_longer_of_forward_and_direct_read() -> None:
     assert rows(SAMPLES)["cicada"].ratio_to_cold_floor == pytest.approx(1.05)  # of 0.5, 1.1, 1.05
     assert rows(SAMPLES[:2])["cicada"].ratio_to_cold_floor is None
+
+
+def test_every_start_has_its_part_of_the_rounds_after_warming_up() -> None:
+    started: list[list[float]] = []
+
+    class Told(Named):
+        def run(self, _: bytes) -> float:
+            started[-1].append(float(len(started)))
+            return started[-1][-1]
+
+    def start(_: ExitStack) -> Iterator[latency.Variant]:
+        started.append([])
+        yield Told(latency.RESIDENT)
+
+    options = replace(OPTIONS, rounds=5, starts=3, cold=False)
+    (sample,) = latency._run("resnet18", start, b"", options, Path(), Progress(disable=True))
+    assert sample.times == [1.0, 1.0, 2.0, 2.0, 3.0]
+    assert [len(runs) for runs in started] == [4, 4, 3]  # two of them before those that count
 
 
 def test_means_over_models_are_geometric() -> None:
