@@ -29,13 +29,15 @@ FROM ${BASE}
 ARG TORCH_INDEX
 COPY --from=requirements /build /build
 # torch's index need not have what torch depends on: that comes with all the rest. Installed here, not copied from
-# another stage: copying gigabytes takes as long as installing them.
+# another stage: copying gigabytes takes as long as installing them. After all that is ours, a function's own code is
+# found in /function, and its packages in /packages (docker/function.Dockerfile).
 RUN python -m venv --without-pip /opt/cicada \
     && install="pip --python /opt/cicada/bin/python install --no-cache-dir --constraint /build/constraints.txt" \
     && $install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch torchvision \
     && $install --requirement /build/requirements.txt \
     && /opt/cicada/bin/python /build/trim.py \
-    && echo /opt/app > "$(/opt/cicada/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/app.pth" \
+    && packages="$(/opt/cicada/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    && printf '%s\n' /opt/app /function "/packages${packages#/opt/cicada}" > "$packages/app.pth" \
     && rm -r /build
 # Group 0, as platforms that choose the user themselves give it: whoever runs it may prepare models.
 RUN useradd --uid 10001 --gid 0 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin cicada \

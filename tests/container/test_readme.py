@@ -1,5 +1,6 @@
 """README's commands about containers run as they stand there, one after another."""
 
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ WRAPPER = '''#!{python}
 import os, re, sys
 
 def renamed(argument):
-    if argument in ("cicada", "flowers"):
+    if argument in ("cicada", "flowers", "sentences"):
         return f"{tag}-readme-{{argument}}"
     if argument.startswith("weights:"):
         return f"{tag}-readme-{{argument}}"
@@ -45,6 +46,7 @@ def terminal(
     left_out = shutil.ignore_patterns(".git", ".*_cache", ".venv", "__pycache__", "weights")
     shutil.copytree(repository, copy, ignore=left_out)
     shutil.copy(checkpoint, copy)
+    (copy / ".venv").symlink_to(sys.prefix)
     wrapper = tmp_path / "bin" / "docker"
     wrapper.parent.mkdir()
     wrapper.write_text(
@@ -76,15 +78,18 @@ def terminal(
         return done.stdout
 
     yield run
-    docker("rm", "--force", f"{tag}-readme-cicada", f"{tag}-readme-flowers", check=False)
+    names = [f"{tag}-readme-{name}" for name in ("sentences", "flowers", "cicada")]
+    docker("rm", "--force", *names, check=False)
     docker("volume", "rm", "--force", f"{tag}-readme-weights", check=False)
-    for name in ("flowers", "cicada"):
-        docker("image", "rm", "--force", f"{tag}-readme-{name}", check=False)
+    for name in names:
+        docker("image", "rm", "--force", name, check=False)
 
 
 @pytest.mark.usefixtures("image")  # whose layers are then there
 def test_its_commands_run(terminal: Callable[[str], str], repository: Path) -> None:
     scripts = FENCE.findall((repository / "README.md").read_text())
-    assert len(scripts) >= 2
+    assert len(scripts) >= 3
     printed = [terminal(script) for script in scripts]
     assert sum('"probability"' in text for text in printed) == 2
+    (similarities,) = filter(None, (re.search(r"\[\[.*\]\]", text) for text in printed))
+    assert [len(row) for row in json.loads(similarities[0])] == [2, 2]
