@@ -58,7 +58,8 @@ _SIZE: Final = re.compile(r"^(VmHWM|RssAnon|RssFile):\s+(\d+) kB$", re.MULTILINE
 _WIDTH: Final = 120
 _SEED: Final = 0
 _MB: Final = 1e6
-_IMPORTS: Final = ("-c", "import runtime.preparation")
+_IMPORTS: Final = ("-c", "import runtime.preparation, torch._dynamo")
+"""torch imports its compiler when it computes shapes, as preparation does for the memory of activations."""
 
 
 @dataclass(frozen=True, slots=True)

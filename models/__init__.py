@@ -1,0 +1,3 @@
+from models import torchvision_alone
+
+torchvision_alone.arrange()

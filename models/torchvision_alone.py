@@ -1,0 +1,74 @@
+"""torchvision without torch's compiler, which it takes one function of: with it, importing torchvision takes a
+second and 150 MB more, in every handler.
+
+While torchvision is imported, that function is a stand-in, which imports the compiler if it is ever called:
+where torch is told to be deterministic, and regions of images are pooled. Whoever wants the compiler gets it.
+"""
+
+import importlib
+import importlib.abc
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Final
+
+_TORCHVISION: Final = "torchvision"
+_COMPILER: Final = "torch._dynamo"
+_UTILITIES: Final = "torch._dynamo.utils"
+
+
+def is_compile_supported(device_type: str) -> bool:
+    """torch._dynamo.utils' own."""
+    utilities = importlib.import_module(_UTILITIES)
+    supported: bool = utilities.is_compile_supported(device_type)
+    return supported
+
+
+def arrange() -> None:
+    """From now on; a torchvision that is there already stays as it is."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        _target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname != _TORCHVISION:
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        importlib.import_module("torch")
+        stand_ins = {} if _COMPILER in sys.modules else _stand_ins()
+        sys.modules.update(stand_ins)
+        try:
+            self._loader.exec_module(module)
+        finally:
+            for name in stand_ins:
+                sys.modules.pop(name, None)
+            module.__loader__ = self._loader  # which knows the source, as others expect of it
+            if module.__spec__ is not None:
+                module.__spec__.loader = self._loader
+
+
+def _stand_ins() -> dict[str, ModuleType]:
+    compiler, utilities = ModuleType(_COMPILER), ModuleType(_UTILITIES)
+    vars(compiler).update(utils=utilities, __path__=[])
+    vars(utilities).update(is_compile_supported=is_compile_supported)
+    return {_COMPILER: compiler, _UTILITIES: utilities}
