@@ -1,9 +1,11 @@
 """The paper's ten models: every strategy, format and granularity answers bit for bit as torchvision does."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -15,9 +17,14 @@ from torch import Tensor
 from bench.worker import Worker
 from handler.strategies import STRATEGIES
 from models import catalog, preparation
+from models.manifest import Granularity, WeightFormat
 from models.random_weights import RandomWeights
 from models.store import Store
 
+Asked = tuple[dict[str, Any], bytes, Tensor]
+"""An input as a request describes it, its body, and torchvision's logits."""
+
+FORMATS: Final[tuple[WeightFormat, ...]] = ("safetensors", "pth")
 SEED = 7
 THREADS = 2
 SMALL_TO_BIG = (
@@ -53,18 +60,34 @@ def test_logits_equal_torchvisions(name: str, tmp_path: Path, photo: Path) -> No
     assert not torch.equal(of_photo, of_noise)
     assert of_photo.isfinite().all()
 
-    with Worker.handler(tmp_path, THREADS) as handler:
-        for granularity in ("stage", "block"):
-            for weight_format in ("safetensors", "pth"):
+    tensor = {"kind": "tensor", "datatype": "FP32", "shape": list(noise.shape)}
+    asked: list[Asked] = [
+        ({"kind": "image"}, photo.read_bytes(), of_photo),
+        (tensor, noise.numpy().tobytes(), of_noise),
+    ]
+    store = Store(tmp_path)
+    preparing = Lock()
+
+    def check(handler: Worker, granularity: Granularity) -> None:
+        for weight_format in FORMATS:
+            model = f"{granularity}-{weight_format}"
+            with preparing:
                 source = replace(preparation.from_seed(SEED, name, granularity), weights=weights)
-                preparation.prepare(Store(tmp_path), name, source, weight_format)
-                for strategy in STRATEGIES:
-                    case = (granularity, weight_format, strategy)
-                    found = logits(handler, name, strategy, {"kind": "image"}, photo.read_bytes())
-                    assert torch.equal(found, of_photo), case
-                    described = {"kind": "tensor", "datatype": "FP32", "shape": list(noise.shape)}
-                    found = logits(handler, name, strategy, described, noise.numpy().tobytes())
-                    assert torch.equal(found, of_noise), case
+                preparation.prepare(store, model, source, weight_format)
+            for strategy in STRATEGIES:
+                for described, body, expected in asked:
+                    found = logits(handler, model, strategy, described, body)
+                    assert torch.equal(found, expected), (model, strategy, described)
+            store.remove(model)
+
+    # Initialization keeps one core at work: a handler for each granularity keeps the other.
+    with (
+        Worker.handler(tmp_path, THREADS) as first,
+        Worker.handler(tmp_path, THREADS) as second,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        for done in [pool.submit(check, first, "stage"), pool.submit(check, second, "block")]:
+            done.result()
 
 
 def photo_tensor(name: str, photo: Path) -> Tensor:
