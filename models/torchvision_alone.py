@@ -2,16 +2,18 @@
 second and 150 MB more, in every handler.
 
 While torchvision is imported, that function is a stand-in, which imports the compiler if it is ever called:
-where torch is told to be deterministic, and regions of images are pooled. Whoever wants the compiler gets it.
+where torch is told to be deterministic, and regions of images are pooled. Whoever wants the compiler gets it, a
+torchvision that takes more of it among them.
 """
 
+import functools
 import importlib
 import importlib.abc
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 _TORCHVISION: Final = "torchvision"
 _COMPILER: Final = "torch._dynamo"
@@ -60,8 +62,7 @@ class _Loader(importlib.abc.Loader):
         try:
             self._loader.exec_module(module)
         finally:
-            for name in stand_ins:
-                sys.modules.pop(name, None)
+            _remove(stand_ins)
             module.__loader__ = self._loader  # which knows the source, as others expect of it
             if module.__spec__ is not None:
                 module.__spec__.loader = self._loader
@@ -69,6 +70,23 @@ class _Loader(importlib.abc.Loader):
 
 def _stand_ins() -> dict[str, ModuleType]:
     compiler, utilities = ModuleType(_COMPILER), ModuleType(_UTILITIES)
+    stand_ins = {_COMPILER: compiler, _UTILITIES: utilities}
     vars(compiler).update(utils=utilities, __path__=[])
     vars(utilities).update(is_compile_supported=is_compile_supported)
-    return {_COMPILER: compiler, _UTILITIES: utilities}
+    for name, stand_in in stand_ins.items():
+        vars(stand_in).update(__getattr__=functools.partial(_of_the_compiler, stand_ins, name))
+    return stand_ins
+
+
+def _of_the_compiler(stand_ins: dict[str, ModuleType], module: str, name: str) -> Any:
+    """What the stand-ins have not, of the compiler itself, which takes their place."""
+    if name.startswith("__"):
+        raise AttributeError(name)  # the import system looks for some that modules may lack
+    _remove(stand_ins)
+    return getattr(importlib.import_module(module), name)
+
+
+def _remove(stand_ins: dict[str, ModuleType]) -> None:
+    for name, stand_in in stand_ins.items():
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]

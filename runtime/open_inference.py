@@ -184,7 +184,10 @@ async def infer(
     model = service.inference(request, name, version)
     limit = service.settings.max_body_bytes
     body = await bodies.read(request, limit)
-    async with service.turn():
+    if header_length is None:
+        async with service.turn():
+            asked = _decode(body, header_length, model, limit)
+    else:
         asked = _decode(body, header_length, model, limit)
     del body
     answer = await service.infer(

@@ -1,11 +1,14 @@
 """The handler process's loop, without a process: what of a frame it keeps, and what it refuses."""
 
 import gc
+import os
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import Queue
 from typing import Any, Final, cast
 
 import pytest
@@ -93,3 +96,15 @@ def test_a_frame_of_another_type_is_refused(
     wire.send(ends[0], {"type": "sing"})
     with pytest.raises(wire.ProtocolError, match="'sing', expected 'infer' or 'cancel'"):
         loop.serve()
+
+
+def test_the_compute_units_threads_come_after_all_others(loop: HandlerProcess) -> None:
+    """Its OpenMP team, which exists from its start on, has its priority."""
+    priorities: Queue[int] = Queue()
+
+    def measure() -> None:
+        priorities.put(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    loop._compute.submit(measure)
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert priorities.get(timeout=DEADLINE_S) == min(own + 10, 19)

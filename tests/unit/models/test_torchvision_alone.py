@@ -94,3 +94,26 @@ def test_a_compiler_that_is_there_already_is_used() -> None:
         roi_align = sys.modules["torchvision.ops.roi_align"]
         assert roi_align.is_compile_supported is torch._dynamo.utils.is_compile_supported
     """)
+
+
+def test_a_torchvision_that_takes_more_of_the_compiler_gets_the_compiler_itself(
+    tmp_path: Path,
+) -> None:
+    """A stand-in for a version to come, found before the installed one."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from torch._dynamo import optimize\n"
+        "from torch._dynamo.utils import counters, is_compile_supported\n"
+    )
+    script = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import models, torchvision, torch._dynamo
+        assert torchvision.__file__.startswith(sys.argv[1])
+        assert torchvision.optimize is torch._dynamo.optimize
+        assert torchvision.counters is torch._dynamo.utils.counters
+        assert torchvision.is_compile_supported("cpu") in (True, False)
+        assert not isinstance(torch._dynamo.__path__, list) or torch._dynamo.__path__
+    """
+    run(script, str(tmp_path))
