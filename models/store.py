@@ -24,6 +24,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from models import mapped_memory
 from models.errors import ModelError
 from models.manifest import NAME_PATTERN, VERSION_PATTERN, LayerEntry, Manifest, is_model_name
 
@@ -163,6 +164,9 @@ class Store:
         version = _version(encoded)
         (folder / _MANIFEST).write_bytes(encoded)
         _sync_contents(folder)
+        for layer in manifest.layers:
+            if layer.file is not None:
+                mapped_memory.recache(folder / layer.file)
         target = self._folders / name / version
         with self._locked():
             self.check_name(name)
