@@ -2,12 +2,12 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from models.manifest import InputSpec, LayerEntry, Manifest
+from models.manifest import Granularity, InputSpec, LayerEntry, Manifest
 from models.store import Store
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -54,16 +54,13 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture(scope="session")
-def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a model `tiny` for stub handlers: without weights, its input 3 x 2 x 2, 3 classes."""
-    store = tmp_path_factory.mktemp("tiny") / "weights"
+def _prepare_tiny(store: Path, name: str = "tiny", granularity: Granularity = "block") -> str:
     layer = LayerEntry(index=0, name="relu", file=None, bytes=0, sha256=None, parameters=())
     manifest = Manifest(
         format_version=1,
         architecture="tiny",
         image_size=2,
-        granularity="block",
+        granularity=granularity,
         weight_format="safetensors",
         classes=3,
         input=InputSpec(resize=2, crop=2, mean=(0, 0, 0), std=(1, 1, 1), interpolation="bilinear"),
@@ -71,6 +68,19 @@ def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source="random:0",
         layers=(layer,),
     )
-    with Store(store).writer("tiny") as writer:
-        writer.publish(manifest)
+    with Store(store).writer(name) as writer:
+        return writer.publish(manifest).version
+
+
+@pytest.fixture(scope="session")
+def prepare_tiny() -> Callable[..., str]:
+    """Prepares a model for stub handlers: without weights, its input 3 x 2 x 2, 3 classes. Returns its version."""
+    return _prepare_tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with such a model, `tiny`."""
+    store = tmp_path_factory.mktemp("tiny") / "weights"
+    _prepare_tiny(store)
     return store

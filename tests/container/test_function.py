@@ -108,14 +108,15 @@ def expected(checkpoint: Path, photo: Path) -> torch.Tensor:
     return logits.softmax(1).squeeze(0)
 
 
+def layers(docker: Docker, image: str) -> list[str]:
+    (described,) = json.loads(docker("image", "inspect", image))
+    return list(described["RootFS"]["Layers"])
+
+
 def test_above_our_image_it_has_the_model_and_nothing_else(
     docker: Docker, image: str, function: str, checkpoint: Path
 ) -> None:
-    def layers(name: str) -> list[str]:
-        (described,) = json.loads(docker("image", "inspect", name))
-        return list(described["RootFS"]["Layers"])
-
-    below, all_of_it = layers(image), layers(function)
+    below, all_of_it = layers(docker, image), layers(docker, function)
     assert all_of_it[: len(below)] == below
     assert len(all_of_it) == len(below) + 1
     sizes = docker("history", "--format", "{{.Size}}", "--human=false", function).split()
@@ -195,11 +196,7 @@ def test_with_code_and_packages_of_the_users_it_answers_as_their_model_does(
 def test_of_the_users_folder_it_has_the_code_and_in_one_layer(
     docker: Docker, run: Run, image: str, own_function: str
 ) -> None:
-    def layers(name: str) -> list[str]:
-        (described,) = json.loads(docker("image", "inspect", name))
-        return list(described["RootFS"]["Layers"])
-
-    assert len(layers(own_function)) == len(layers(image)) + 1
+    assert len(layers(docker, own_function)) == len(layers(docker, image)) + 1
     container = run("--user", "23456:0", image=own_function)
     found = container.execute("find", "/function", "-type", "f", "-name", "*.*", "-readable")
     assert sorted(found.split()) == [

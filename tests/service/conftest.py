@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -21,6 +22,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from bench.worker import Worker
 from models.store import Store
 
 STUB = Path(__file__).with_name("stub_handler.py")
@@ -221,3 +223,26 @@ def serve_stubs(
     yield start
     for running in servers:
         running.close()
+
+
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    """torch in the test itself computes with as many as the handlers whose answers are compared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def logits() -> Callable[..., Tensor]:
+    """What a handler answers under a strategy, [1, classes]."""
+
+    def asked(
+        handler: Worker, name: str, strategy: str, described: dict[str, Any], body: bytes
+    ) -> Tensor:
+        header, content = handler.infer(name, strategy, described, body)
+        assert header["timeline"]["strategy"] == strategy
+        return torch.from_numpy(np.frombuffer(content, dtype="<f4")).reshape(1, -1)
+
+    return asked

@@ -3,12 +3,11 @@
 Here one of each family; all eighty with `make classifiers`, which is `pytest --every-classifier` on this file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -20,8 +19,11 @@ from models import catalog, preparation
 from models.random_weights import RandomWeights
 from models.store import Store
 
+Logits = Callable[..., Tensor]
 SEED = 11
 THREADS = 2
+
+pytestmark = pytest.mark.usefixtures("_two_threads")
 
 
 def family(name: str) -> str:
@@ -44,14 +46,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
         every = metafunc.config.getoption("--every-classifier")
         metafunc.parametrize("name", SMALL_TO_BIG if every else SMALLEST)
-
-
-@pytest.fixture(autouse=True)
-def _as_many_threads_as_the_handler() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +76,7 @@ def test_the_families_are_all_of_torchvisions() -> None:
 
 @pytest.mark.timeout(900)
 def test_its_answers_are_torchvisions(
-    store: Store, handler: Worker, photo: Path, name: str
+    store: Store, handler: Worker, photo: Path, name: str, logits: Logits
 ) -> None:
     weights = dict(RandomWeights(catalog.architecture(name), SEED))
     source = replace(preparation.from_seed(SEED, name, "block"), weights=weights)
@@ -126,11 +120,3 @@ def photo_tensor(name: str, preset: str, photo: Path) -> Tensor:
     with Image.open(photo) as opened:
         prepared: Tensor = transforms(opened.convert("RGB"))
     return prepared.unsqueeze(0)
-
-
-def logits(
-    handler: Worker, name: str, strategy: str, described: dict[str, Any], body: bytes
-) -> Tensor:
-    header, content = handler.infer(name, strategy, described, body)
-    assert header["timeline"]["strategy"] == strategy
-    return torch.from_numpy(np.frombuffer(content, dtype="<f4")).reshape(1, -1)

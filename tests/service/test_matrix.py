@@ -1,13 +1,12 @@
 """The paper's ten models: every strategy, format and granularity answers bit for bit as torchvision does."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -25,20 +24,15 @@ Asked = tuple[dict[str, Any], bytes, Tensor]
 """An input as a request describes it, its body, and torchvision's logits."""
 
 FORMATS: Final[tuple[WeightFormat, ...]] = ("safetensors", "pth")
+Logits = Callable[..., Tensor]
 SEED = 7
 THREADS = 2
+
+pytestmark = pytest.mark.usefixtures("_two_threads")
 SMALL_TO_BIG = (
     *("resnet50", "resnet101", "resnet152", "vit_b_16", "vit_b_32"),
     *("vgg11", "vgg13", "vgg16", "vgg19", "vit_l_16"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _as_many_threads_as_the_handler() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_the_matrix_is_over_the_papers_models() -> None:
@@ -48,7 +42,7 @@ def test_the_matrix_is_over_the_papers_models() -> None:
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SMALL_TO_BIG)
-def test_logits_equal_torchvisions(name: str, tmp_path: Path, photo: Path) -> None:
+def test_logits_equal_torchvisions(name: str, tmp_path: Path, photo: Path, logits: Logits) -> None:
     weights = dict(RandomWeights(catalog.architecture(name), SEED))
     model = catalog.torchvision_model(name)
     model.load_state_dict(weights, strict=True)
@@ -95,11 +89,3 @@ def photo_tensor(name: str, photo: Path) -> Tensor:
     with Image.open(photo) as opened:
         prepared: Tensor = preset(opened.convert("RGB"))
     return prepared.unsqueeze(0)
-
-
-def logits(
-    handler: Worker, name: str, strategy: str, described: dict[str, Any], body: bytes
-) -> Tensor:
-    header, content = handler.infer(name, strategy, described, body)
-    assert header["timeline"]["strategy"] == strategy
-    return torch.from_numpy(np.frombuffer(content, dtype="<f4")).reshape(1, -1)

@@ -7,33 +7,15 @@ from typing import Any
 import pytest
 
 from handler.strategies import STRATEGIES
-from models.manifest import InputSpec, LayerEntry, Manifest
 from models.store import Store
 
 ServeStubs = Callable[..., Any]
-
-
-def prepare(store: Store, name: str, granularity: Any = "block") -> str:
-    layer = LayerEntry(index=0, name="relu", file=None, bytes=0, sha256=None, parameters=())
-    manifest = Manifest(
-        format_version=1,
-        architecture="tiny",
-        image_size=2,
-        granularity=granularity,
-        weight_format="safetensors",
-        classes=3,
-        input=InputSpec(resize=2, crop=2, mean=(0, 0, 0), std=(1, 1, 1), interpolation="bilinear"),
-        labels=None,
-        source="random:0",
-        layers=(layer,),
-    )
-    with store.writer(name) as writer:
-        return writer.publish(manifest).version
+PrepareTiny = Callable[..., str]
 
 
 @pytest.fixture
-def service(serve_stubs: ServeStubs, tmp_path: Path) -> Iterator[Any]:
-    prepare(Store(tmp_path / "weights"), "tiny")
+def service(serve_stubs: ServeStubs, prepare_tiny: PrepareTiny, tmp_path: Path) -> Iterator[Any]:
+    prepare_tiny(tmp_path / "weights")
     running = serve_stubs(CICADA_WEIGHTS=str(tmp_path / "weights"), CICADA_STRATEGY="mini")
     yield running
     running.close()
@@ -74,16 +56,20 @@ def test_a_real_model_is_told_as_it_was_prepared(server: Any, weights: Path) -> 
     assert whole["labels"] == list(model.labels or ())
 
 
-def test_a_model_prepared_anew_has_a_version_before(service: Any, tmp_path: Path) -> None:
+def test_a_model_prepared_anew_has_a_version_before(
+    service: Any, prepare_tiny: PrepareTiny, tmp_path: Path
+) -> None:
     before = models(service)["models"][0]["version"]
-    now = prepare(Store(tmp_path / "weights"), "tiny", "stage")
+    now = prepare_tiny(tmp_path / "weights", "tiny", "stage")
     (shown,) = models(service)["models"]
     assert (shown["version"], shown["versions"]) == (now, [now, before])
 
 
-def test_the_default_is_the_only_one(service: Any, tmp_path: Path) -> None:
+def test_the_default_is_the_only_one(
+    service: Any, prepare_tiny: PrepareTiny, tmp_path: Path
+) -> None:
     assert models(service)["default"] == "tiny"
-    prepare(Store(tmp_path / "weights"), "other")
+    prepare_tiny(tmp_path / "weights", "other")
     assert models(service)["default"] is None
     assert [model["name"] for model in models(service)["models"]] == ["other", "tiny"]
 

@@ -75,6 +75,14 @@ def test_a_prefix_is_not_taken_from_another_architecture() -> None:
     assert named("resnet18", tensors).prefix == ""
 
 
+def linear(place: str, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """A linear layer's tensors, without values."""
+    return {
+        f"{place}.weight": torch.empty(shape, device="meta"),
+        f"{place}.bias": torch.empty(shape[0], device="meta"),
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "head", "replacements"),
     [
@@ -92,10 +100,7 @@ def test_a_replaced_head_of_one_linear_layer_is_the_head(
     own = shapes(name)
     tensors = {key: tensor for key, tensor in own.items() if not key.startswith(f"{head}.")}
     for place, shape in replacements.items():
-        tensors |= {
-            f"{place}.weight": torch.empty(shape, device="meta"),
-            f"{place}.bias": torch.empty(shape[0], device="meta"),
-        }
+        tensors |= linear(place, shape)
     found = named(name, tensors)
     assert set(found.tensors) == set(own)
     assert set(found.head.values()) == {f"{head}.weight", f"{head}.bias"}
@@ -182,10 +187,7 @@ def test_one_linear_layer_beside_or_within_a_trainer_s_backbone_is_the_head(
     for place, shape in heads.items():
         inner = place.partition(".")[0] in {key.partition(".")[0] for key in own}
         prefix = f"backbone.{place}" if inner else place
-        tensors |= {
-            f"{prefix}.weight": torch.empty(shape, device="meta"),
-            f"{prefix}.bias": torch.empty(shape[0], device="meta"),
-        }
+        tensors |= linear(prefix, shape)
     found = named(name, tensors)
     assert set(found.tensors) == set(own)
     assert set(found.head.values()) == {f"{head}.weight", f"{head}.bias"}
