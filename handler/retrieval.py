@@ -20,10 +20,10 @@ from torch import Tensor
 from models import blocked
 from models.blocked import BlockedView
 from models.manifest import BlockedLayout
+from models.mapped_memory import MADV_POPULATE_READ
 from models.weight_files import in_stored_order
 
 CHUNK_BYTES: Final = 4 << 20
-_MADV_POPULATE_READ: Final = 22
 _UNPICKLING_ERRORS: Final = (
     pickle.UnpicklingError,
     RuntimeError,
@@ -171,7 +171,7 @@ class MappedFile:
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
             _prefer_huge_pages(self._mapping)
         length = min(CHUNK_BYTES, self._size - self._populated)
-        if _libc.madvise(self._address + self._populated, length, _MADV_POPULATE_READ) != 0:
+        if _libc.madvise(self._address + self._populated, length, MADV_POPULATE_READ) != 0:
             self._touch(length, ctypes.get_errno())
         self._populated += length
         return self._populated < self._size

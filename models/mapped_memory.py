@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final
 
 _MAPS: Final = Path("/proc/self/maps")
-_MADV_DONTNEED: Final = 4
-_MADV_POPULATE_READ: Final = 22
+MADV_POPULATE_READ: Final = 22
 _CHUNK_BYTES: Final = 32 << 20
 _FIELDS_BEFORE_PATH: Final = 5
 
@@ -25,7 +24,7 @@ def release(path: Path) -> None:
     What was written to a private mapping is lost: this is for files that are only read.
     """
     for start, size in _mappings(str(path.resolve())):
-        _madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_DONTNEED)
+        _madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def recache(path: Path) -> None:
@@ -43,7 +42,7 @@ def recache(path: Path) -> None:
             mapping.madvise(mmap.MADV_HUGEPAGE)
             for start in range(0, size, _CHUNK_BYTES):
                 length = min(_CHUNK_BYTES, size - start)
-                mapping.madvise(_MADV_POPULATE_READ, start, length)
+                mapping.madvise(MADV_POPULATE_READ, start, length)
                 mapping.madvise(mmap.MADV_DONTNEED, start, length)  # of this process alone
 
 

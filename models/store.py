@@ -164,9 +164,10 @@ class Store:
         version = _version(encoded)
         (folder / _MANIFEST).write_bytes(encoded)
         _sync_contents(folder)
-        for layer in manifest.layers:
-            if layer.file is not None:
-                mapped_memory.recache(folder / layer.file)
+        if manifest.weight_format != "pth":  # those are read, not mapped
+            for layer in manifest.layers:
+                if layer.file is not None:
+                    mapped_memory.recache(folder / layer.file)
         target = self._folders / name / version
         with self._locked():
             self.check_name(name)

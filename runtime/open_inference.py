@@ -184,10 +184,7 @@ async def infer(
     model = service.inference(request, name, version)
     limit = service.settings.max_body_bytes
     body = await bodies.read(request, limit)
-    if header_length is None:
-        async with service.turn():
-            asked = _decode(body, header_length, model, limit)
-    else:
+    async with service.turn():
         asked = _decode(body, header_length, model, limit)
     del body
     answer = await service.infer(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from models import mapped_memory, preparation
+from models.manifest import WeightFormat
 from models.store import Store
 
 
@@ -32,12 +33,13 @@ def test_it_keeps_no_page_and_no_descriptor(tmp_path: Path) -> None:
     assert str(path) not in Path("/proc/self/maps").read_text()
 
 
-def test_every_weight_file_of_a_prepared_model_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("weight_format", ["safetensors", "pth"])
+def test_every_file_of_a_prepared_model_that_will_be_mapped_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight_format: WeightFormat
 ) -> None:
     cached: list[str] = []
     monkeypatch.setattr(mapped_memory, "recache", lambda path: cached.append(path.name))
-    model = preparation.prepare(
-        Store(tmp_path), "resnet18", preparation.from_seed(0, "resnet18", "block"), "safetensors"
-    )
-    assert cached == [layer.file for layer in model.manifest.layers if layer.file]
+    source = preparation.from_seed(0, "resnet18", "block")
+    model = preparation.prepare(Store(tmp_path), "resnet18", source, weight_format)
+    files = [layer.file for layer in model.manifest.layers if layer.file]
+    assert cached == (files if weight_format == "safetensors" else [])
