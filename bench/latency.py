@@ -19,6 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import checkpoints, environment, http, own, page_cache, payload
+from bench.settling import settle
 from bench.worker import Worker
 from handler.strategies import STRATEGIES
 from handler.timeline import now_ns
@@ -309,6 +310,8 @@ def _run(
 ) -> Sequence[Samples]:
     """All rounds of the variants that `start` starts, the floor first, anew for each part of the rounds.
 
+    Each begins when the processes of the others have come to rest.
+
     files: the folder whose files are put out of the page cache where it is to be cold.
     """
     samples: list[Samples] = []
@@ -322,6 +325,7 @@ def _run(
                 sample.variant = variant
             for round_number in range(-_WARM_UPS, len(rounds)):
                 for sample in samples:
+                    settle()
                     if options.cold:
                         page_cache.evict([files])
                     sample.run(value, counts=round_number >= 0)

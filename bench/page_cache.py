@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from models import mapped_memory
+
 _BLOCK_BYTES: Final = 4 << 20
 _LIMIT_S: Final = 10.0
 _PAUSE_S: Final = 0.001
@@ -63,9 +65,7 @@ def read_in(folder: Path) -> float:
     """Reads a folder's files that are not wholly in the page cache; what part of them then is."""
     if cached_share(folder) < 1:
         for path in folder.iterdir():
-            with path.open("rb", buffering=0) as file:
-                while file.read(_BLOCK_BYTES):
-                    pass
+            mapped_memory.recache(path)
     return cached_share(folder)
 
 

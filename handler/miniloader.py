@@ -5,16 +5,22 @@ import torch
 from models.layers import BuiltLayer, Layer
 
 
-def load(layer: Layer) -> BuiltLayer:
+def load(layer: Layer) -> tuple[BuiltLayer, int]:
     """Builds a layer without full-precision memory: each parameter of n elements is ceil(n/8) bytes.
 
     No constructor and no initializer runs, and nothing outside the new layer is touched, so other
-    threads construct normally meanwhile.
+    threads construct normally meanwhile. Returns with it how many bytes its placeholders take, which
+    are one piece of memory.
     """
     built = layer.build()
-    for slot in layer.parameter_slots:
-        built.put(slot, torch.empty((slot.elements + 7) // 8, dtype=torch.uint8))
-    return built
+    sizes = layer.placeholder_sizes
+    if not sizes:
+        return built, 0
+    held_bytes = sum(sizes)
+    placeholders = torch.empty(held_bytes, dtype=torch.uint8).split_with_sizes(sizes)
+    for slot, placeholder in zip(layer.parameter_slots, placeholders, strict=True):
+        built.put(slot, placeholder)
+    return built, held_bytes
 
 
 def restore(built: BuiltLayer) -> None:

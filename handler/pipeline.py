@@ -100,12 +100,11 @@ class Pipeline:
     ) -> "Run":
         """Starts construction and retrieval at once, where the strategy's units run side by side."""
         run = Run(steps, strategy, durations, timeline, forward or InTurn(steps))
-        flight = run.depart(self._ahead_bytes) if strategy.decoupled else None
+        if strategy.decoupled:
+            run.depart(self._decoupler, self._ahead_bytes)
         if strategy.pipelined:
             run.tasks.append(self._layer.submit(run.construct_all))
             run.tasks.append(self._weight.submit(run.apply_all))
-        if flight is not None:
-            run.tasks.extend(self._decoupler.begin(flight))
         return run
 
     def close(self) -> None:
@@ -136,6 +135,7 @@ class Run:
         self._timeline = timeline
         self._retrievals: dict[int, Retrieval] = {}
         self._flight: Flight | None = None
+        self._mapping: Callable[[], None] | None = None
         self._to_apply: SimpleQueue[int] = SimpleQueue()
         self._to_execute: SimpleQueue[int] = SimpleQueue()
         self._ready: set[int] = set()
@@ -145,16 +145,29 @@ class Run:
         self._failing = threading.Lock()
         self._error: BaseException | None = None
 
-    def depart(self, ahead_bytes: int | None) -> Flight:
-        """Opens every layer's retrieval; they start when a retrieval thread works on the flight."""
+    def depart(self, decoupler: WeightDecoupler, ahead_bytes: int | None) -> None:
+        """Opens every layer's retrieval, and starts them on the decoupler's threads.
+
+        Where the last request found all weights in memory, the weight unit begins with mapping them itself:
+        there is nothing to wait for, and more threads are but in each other's way, and in the compute
+        unit's (ResNet-50: 1.10 of resident, not 1.15).
+        """
         self._retrievals = {
             index: step.retrieval() for index, step in enumerate(self._steps) if step.weighted
         }
         listener = Listener(self._to_apply.put, self.fail)
-        self._flight = Flight(
+        self._flight = flight = Flight(
             self._retrievals, self._durations, self._timeline, listener, ahead_bytes
         )
-        return self._flight
+        if not self._durations.in_memory or flight.bounded:
+            self.tasks.extend(decoupler.begin(flight))
+            return
+
+        def map_from_memory() -> None:
+            if not flight.map_from_memory():
+                self.tasks.extend(decoupler.begin(flight))
+
+        self._mapping = map_from_memory
 
     def cancel(self) -> None:
         """Stops every unit at its next layer; `execute` raises Cancelled. Any thread may call it."""
@@ -192,6 +205,9 @@ class Run:
             self._flight.stop()
         for task in self.tasks:
             task.join()
+        if self._flight is not None:
+            self._durations.in_memory = self._flight.in_memory
+        self._mapping = None
         self._steps = ()
         self._forward = None
         self._retrievals.clear()
@@ -224,6 +240,8 @@ class Run:
 
     def _apply_as_they_come(self) -> None:
         """A of a layer when its L and W, which arrive here in any order, are both done."""
+        if self._mapping is not None:
+            self._mapping()
         half_ready: set[int] = set()
         for _ in range(len(self._steps) + len(self._retrievals)):
             index = self._next(self._to_apply)

@@ -130,6 +130,10 @@ class WeightFile(Protocol):
     def bytes(self) -> int:
         """The file's size."""
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether what lies in the page cache is only mapped, not copied."""
+
     def step(self) -> bool:
         """Brings the next chunk in; True when more are to come."""
 
@@ -147,6 +151,8 @@ class MappedFile:
     """
 
     __slots__ = ("_address", "_descriptor", "_layout", "_mapping", "_populated", "_size")
+
+    is_mapped = True
 
     def __init__(self, descriptor: int, size: int, layout: FileLayout) -> None:
         self._descriptor = descriptor
@@ -208,6 +214,8 @@ class ReadFile:
     """
 
     __slots__ = ("_descriptor", "_file", "_position", "_size", "_tensors")
+
+    is_mapped = False
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = descriptor

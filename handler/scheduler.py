@@ -16,11 +16,14 @@ class Durations:
     """Recorded durations D_L and D_W of one model's layers, nanoseconds, adapting request by request.
 
     Algorithm 1 decides by D_W alone; D_L is recorded with it, as the paper has it.
+
+    in_memory: whether the last request found every weight in the page cache, and had but to map it.
     """
 
-    __slots__ = ("_construction", "_retrieval")
+    __slots__ = ("_construction", "_retrieval", "in_memory")
 
     def __init__(self, layer_bytes: Iterable[int]) -> None:
+        self.in_memory = False
         self._retrieval: list[float] = [size / _INITIAL_BYTES_PER_NS for size in layer_bytes]
         self._construction: list[float] = [_INITIAL_CONSTRUCTION_NS] * len(self._retrieval)
 

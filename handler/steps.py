@@ -82,6 +82,10 @@ class NamedFile:
     def bytes(self) -> int:
         return self._file.bytes
 
+    @property
+    def is_mapped(self) -> bool:
+        return self._file.is_mapped
+
     def step(self) -> bool:
         try:
             return self._file.step()
@@ -95,7 +99,7 @@ class NamedFile:
 class LayerStep:
     """One layer of one request."""
 
-    __slots__ = ("_built", "_files", "_format", "_planned", "_strategy")
+    __slots__ = ("_built", "_files", "_format", "_held_bytes", "_planned", "_strategy")
 
     def __init__(
         self,
@@ -109,6 +113,7 @@ class LayerStep:
         self._format = weight_format
         self._strategy = strategy
         self._built: BuiltLayer | None = None
+        self._held_bytes = 0
 
     @property
     def weighted(self) -> bool:
@@ -124,14 +129,15 @@ class LayerStep:
         if self._strategy.initialize:
             self._built = self._planned.layer.build()
         else:
-            self._built = miniloader.load(self._planned.layer)
+            self._built, self._held_bytes = miniloader.load(self._planned.layer)
 
     def initialize(self) -> None:
         self.built.allocate()
+        self._held_bytes = self.built.parameter_bytes()
         self.built.initialize()
 
     def held_bytes(self) -> int:
-        return self.built.parameter_bytes()
+        return self._held_bytes
 
     def retrieval(self) -> WeightFile:
         entry = self._planned.entry

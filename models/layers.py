@@ -59,6 +59,7 @@ class Layer:
         "elsewhere",
         "name",
         "parameter_slots",
+        "placeholder_sizes",
         "prefix",
         "slots",
         "tensors",
@@ -97,6 +98,7 @@ class Layer:
             (key, slot.table, slot.attribute) for key, slot in (*self.slots, *self.tied)
         )
         self.parameter_slots = tuple(slot for slot in own if slot.parameter)
+        self.placeholder_sizes = [(slot.elements + 7) // 8 for slot in self.parameter_slots]
         self.tensors: tuple[TensorPlace, ...] = tuple(
             TensorPlace(key, slot.shape, slot.dtype, slot.parameter, slot.memory_format)
             for key, slot in self.slots

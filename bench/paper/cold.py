@@ -22,6 +22,7 @@ from bench.paper.journal import Journal
 from bench.paper.material import Material
 from bench.paper.part import Part, Plot, Sheet, Shown, change, number
 from bench.paper.published import STRATEGIES
+from bench.settling import settle
 from bench.worker import Worker, starters
 from handler.strategies import STRATEGIES as KNOWN
 from handler.timeline import now_ns
@@ -140,6 +141,7 @@ def _direct_read(run: Run, model: str) -> float:
 
 
 def _cold(run: Run, model: str, contender: Contender) -> dict[str, Any]:
+    settle()
     _drop(stores.prepared(run, contender.setup, model).path)
     ms, header = _ask(contender.worker, model, contender.strategy)
     figures = header["timeline"]["figures"]

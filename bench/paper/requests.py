@@ -20,6 +20,7 @@ from bench.paper.services import Service
 from bench.paper.stores import Floor
 from bench.replay import assignment
 from bench.replay.trace import Arrival
+from bench.settling import settle
 from handler.strategies import STRATEGIES
 from handler.timeline import KINDS, Kind, Span, Timeline, union_ns
 
@@ -90,6 +91,7 @@ def _round(
     resident_ms = 0.0
     told = []
     for contender in [*contenders[first:], *contenders[:first]]:
+        settle()
         if isinstance(contender, Floor):
             resident_ms = contender.run(model)
         else:

@@ -1,10 +1,12 @@
 """Asynchronous retrieval with retrievals that the test moves chunk by chunk, and on a throttled disk."""
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import page_cache
 from handler import decoupler
 from handler.decoupler import Flight, Listener, WeightDecoupler
 from handler.scheduler import Durations
@@ -30,6 +33,8 @@ def eventually(holds: Callable[[], object], what: str) -> None:
 
 class Chunked:
     """A retrieval whose every chunk the test lets through."""
+
+    is_mapped = True
 
     def __init__(self, chunks: int = 1, size: int = 1) -> None:
         self.bytes = size
@@ -53,6 +58,8 @@ class Chunked:
 
 class Quick:
     """A retrieval that is there at once."""
+
+    is_mapped = True
 
     def __init__(self, size: int = 1) -> None:
         self.bytes = size
@@ -428,6 +435,8 @@ class ThrottledDisk:
 
 
 class Throttled:
+    is_mapped = True
+
     def __init__(self, disk: ThrottledDisk, layer: int, chunks: int) -> None:
         self.bytes = chunks
         self._disk = disk
@@ -504,3 +513,56 @@ def test_on_throttled_storage_the_needed_layer_comes_earlier_with_the_scheduler(
     assert last == [sum(CHUNKS), sum(CHUNKS)]
     order = sorted(range(5), key=lambda layer: end_ms(scheduled, layer))
     assert order[0] == 0
+
+
+def test_what_is_in_memory_is_mapped_on_the_callers_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoupler, "_reads", lambda: 0)
+    heard = Heard()
+    files = {layer: Quick() for layer in range(3)}
+    flight = Flight(files, never_late(3), timeline_of(3), heard.listener, None)
+
+    assert flight.map_from_memory()
+    assert flight.in_memory
+    assert heard.rest() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("how", ["read", "slow", "copied"])
+def test_what_has_to_be_waited_for_is_left_to_others(
+    how: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    monkeypatch.setattr(decoupler, "_reads", lambda: len(reads))
+
+    class Waiting(Quick):
+        is_mapped = how != "copied"
+
+        def step(self) -> bool:
+            if how == "read":
+                reads.append(1)
+            if how == "slow":
+                clock.now_ns += decoupler._STORAGE_NS + 1
+            return False
+
+    heard = Heard()
+    flight = Flight(
+        {0: Quick(), 1: Waiting(), 2: Quick()}, never_late(3), timeline_of(3), heard.listener, None
+    )
+
+    assert not flight.map_from_memory()
+    assert not flight.in_memory
+    assert heard.rest() == ([] if how == "copied" else [0, 1])
+    with threads(2) as weight_decoupler:
+        for task in weight_decoupler.begin(flight):
+            task.join()
+    assert max(heard.rest()) == 2
+
+
+def test_reads_from_a_device_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(8 << 20))
+    page_cache.evict([tmp_path])
+    if page_cache.cached_share(tmp_path):
+        pytest.skip("this file system keeps its files in memory")
+    before = decoupler._reads()
+    path.read_bytes()
+    assert decoupler._reads() > before

@@ -32,22 +32,22 @@ def test_each_parameter_is_a_bit_per_element_until_its_weights_come(
     name: str, granularity: Granularity
 ) -> None:
     for layer in chain(name, granularity):
-        built = miniloader.load(layer)
+        built, told = miniloader.load(layer)
         held = 0
         for slot in layer.parameter_slots:
             placeholder = built._structure.at(slot)
             assert placeholder is not None
-            storage = placeholder.untyped_storage()
-            assert storage.device.type == "cpu", "real memory, not a description of some"
-            assert storage.nbytes() == (slot.elements + 7) // 8, slot.name
-            held += storage.nbytes()
-        assert built.parameter_bytes() == held
+            assert placeholder.device.type == "cpu", "real memory, not a description of some"
+            assert placeholder.nbytes == (slot.elements + 7) // 8, slot.name
+            held += placeholder.nbytes
+        assert told == held
+        assert built.parameter_bytes() == held, "and no more than that, in one piece"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_placeholders_of_a_model_are_a_thirty_second_of_its_parameters(name: str) -> None:
     layers = chain(name, "block")
-    placeholders = sum(miniloader.load(layer).parameter_bytes() for layer in layers)
+    placeholders = sum(miniloader.load(layer)[1] for layer in layers)
     full = 4 * sum(slot.elements for layer in layers for slot in layer.parameter_slots)
     assert placeholders == pytest.approx(full / 32, rel=1e-4)
 
@@ -117,7 +117,7 @@ def initialized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_constructor_no_initializer_and_no_operator_but_empty_runs(
+def test_no_constructor_no_initializer_and_no_operator_but_empty_and_split_runs(
     name: str, constructed: list[str], initialized: list[str]
 ) -> None:
     layers = chain(name, "block")
@@ -128,8 +128,8 @@ def test_no_constructor_no_initializer_and_no_operator_but_empty_runs(
         for layer in layers:
             miniloader.load(layer)
 
-    assert set(operators.names) == {"aten.empty.memory_format"}
-    assert set(functions.names) == {"empty"}
+    assert set(operators.names) == {"aten.empty.memory_format", "aten.split_with_sizes.default"}
+    assert set(functions.names) == {"empty", "split_with_sizes"}
     assert constructed == []
     assert initialized == []
 
@@ -156,7 +156,7 @@ def block() -> Layer:
 def test_shape_and_precision_are_restored_before_the_weights_come() -> None:
     source = BasicBlock(8, 8).eval().half()
     layer = Layer("block", source, "", initialize=leave)
-    built = miniloader.load(layer)
+    built, _ = miniloader.load(layer)
 
     miniloader.restore(built)
 
@@ -198,7 +198,7 @@ def test_buffers_that_no_weight_file_carries_are_right() -> None:
         expected = source(image)
 
         for _ in range(2):
-            built = miniloader.load(layer)
+            built, _ = miniloader.load(layer)
             miniloader.restore(built)
             built.copy(source.state_dict())
             assert torch.equal(built.execute(image), expected)
@@ -230,11 +230,9 @@ def test_another_thread_constructs_normally_meanwhile() -> None:
         try:
             together.wait(DEADLINE_S)
             while loaded < REPETITIONS or not done.is_set():
-                built = miniloader.load(layer)
+                built, _ = miniloader.load(layer)
                 placeholders = [built._structure.at(slot) for slot in layer.parameter_slots]
-                assert [
-                    p.untyped_storage().nbytes() for p in placeholders if p is not None
-                ] == sizes
+                assert [p.nbytes for p in placeholders if p is not None] == sizes
                 loaded += 1
         except BaseException as error:  # noqa: BLE001 - raised on the test's own thread
             failures.append(error)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from handler import decoupler
 from handler.pipeline import Cancelled, Pipeline, Run, Step
 from handler.plan import Plans
 from handler.retrieval import WeightFile
@@ -65,6 +67,8 @@ class Stage:
 
 
 class FakeRetrieval:
+    is_mapped = True
+
     def __init__(self, stage: Stage, layer: int) -> None:
         self.bytes = 1
         self.layer = layer
@@ -135,10 +139,12 @@ def begun(
     layers: Sequence[Step],
     strategy: Strategy,
     timeline: Timeline | None = None,
+    durations: Durations | None = None,
 ) -> Iterator[Run]:
     timeline = timeline or timeline_of(strategy, len(layers))
     # Recorded durations so long that no file is ever late: what is delayed here is delayed for good.
-    run = pipeline.begin(layers, strategy, Durations([10**15] * len(layers)), timeline)
+    durations = durations or Durations([10**15] * len(layers))
+    run = pipeline.begin(layers, strategy, durations, timeline)
     try:
         yield run
     finally:
@@ -201,11 +207,21 @@ class Injected(Exception):
     pass
 
 
+def durations_of(*, in_memory: bool) -> Durations:
+    """As the last request left them, which found the weights in memory or did not."""
+    durations = Durations([10**15] * LAYERS)
+    durations.in_memory = in_memory
+    return durations
+
+
 def attempt(
-    pipeline: Pipeline, layers: Sequence[Step], strategy: Strategy
+    pipeline: Pipeline,
+    layers: Sequence[Step],
+    strategy: Strategy,
+    durations: Durations | None = None,
 ) -> tuple[list[int] | None, BaseException | None]:
     try:
-        with begun(pipeline, layers, strategy) as run:
+        with begun(pipeline, layers, strategy, durations=durations) as run:
             return run.execute([]), None
     except Injected as error:
         return None, error.with_traceback(None)
@@ -222,9 +238,10 @@ def _no_collector() -> Iterator[None]:
 @pytest.mark.usefixtures("_no_collector")
 @pytest.mark.parametrize("layer", [0, 2, 4], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("in_memory", [False, True], ids=["", "from memory"])
 @each_strategy
 def test_an_error_at_any_step_reaches_the_caller_once_and_leaves_nothing(
-    pipeline: Pipeline, strategy: Strategy, step: str, layer: int
+    pipeline: Pipeline, strategy: Strategy, step: str, layer: int, *, in_memory: bool
 ) -> None:
     threads = threading.active_count()
     stage = Stage()
@@ -239,7 +256,7 @@ def test_an_error_at_any_step_reaches_the_caller_once_and_leaves_nothing(
     broken = layers_of(stage)
     alive = [weakref.ref(one) for one in broken]
 
-    value, error = attempt(pipeline, broken, strategy)
+    value, error = attempt(pipeline, broken, strategy, durations_of(in_memory=in_memory))
 
     if step == "initialize" and not strategy.initialize:
         assert (value, error, raised) == ([0, 1, 2, 3, 4], None, [])
@@ -280,16 +297,18 @@ def test_of_several_errors_the_caller_gets_one(pipeline: Pipeline, strategy: Str
 
 @pytest.mark.parametrize("layer", [0, 2])
 @pytest.mark.parametrize("step", ["construct", "chunk", "apply", "execute"])
+@pytest.mark.parametrize("in_memory", [False, True], ids=["", "from memory"])
 @each_strategy
 def test_a_cancelled_request_stops_at_the_next_layer(
-    strategy: Strategy, step: str, layer: int
+    strategy: Strategy, step: str, layer: int, *, in_memory: bool
 ) -> None:
     stage = Stage()
     known: Future[Run] = Future()
     stage.at[step, layer] = lambda: known.result(DEADLINE_S).cancel()
     pipeline = Pipeline(retrievals=1)
     try:
-        with begun(pipeline, layers_of(stage), strategy) as run:
+        durations = durations_of(in_memory=in_memory)
+        with begun(pipeline, layers_of(stage), strategy, durations=durations) as run:
             known.set_result(run)
             with pytest.raises(Cancelled):
                 run.execute([])
@@ -439,6 +458,50 @@ def test_later_layers_are_applied_while_a_file_is_delayed(
 
 
 @each_decoupled
+def test_weights_that_the_last_request_found_in_memory_are_mapped_by_the_weight_unit(
+    pipeline: Pipeline, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoupler, "_reads", lambda: 0)
+    durations = durations_of(in_memory=False)
+    used = []
+    for _ in range(2):
+        stage, names = Stage(), set[str]()
+        for layer in WEIGHTED:
+            stage.at["chunk", layer] = partial(_note_thread, names)
+        assert attempt(pipeline, layers_of(stage), strategy, durations) == ([0, 1, 2, 3, 4], None)
+        used.append(names)
+
+    assert durations.in_memory
+    assert all(name.startswith("retrieve") for name in used[0])
+    assert used[1] == {"weight"}
+
+
+@each_decoupled
+def test_what_is_in_memory_no_longer_is_left_to_the_retrieval_threads(
+    pipeline: Pipeline, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    monkeypatch.setattr(decoupler, "_reads", lambda: len(reads))
+    durations = durations_of(in_memory=True)
+    stage, first, others = Stage(), set[str](), set[str]()
+
+    def from_storage() -> None:
+        _note_thread(first)
+        reads.append(1)
+
+    stage.at["chunk", WEIGHTED[0]] = from_storage
+    for layer in WEIGHTED[1:]:
+        stage.at["chunk", layer] = partial(_note_thread, others)
+
+    assert attempt(pipeline, layers_of(stage), strategy, durations) == ([0, 1, 2, 3, 4], None)
+
+    assert first == {"weight"}
+    assert others
+    assert all(name.startswith("retrieve") for name in others)
+    assert not durations.in_memory
+
+
+@each_decoupled
 def test_a_late_file_has_the_later_ones_suspended_and_the_timeline_tells(
     pipeline: Pipeline, strategy: Strategy
 ) -> None:
@@ -463,6 +526,10 @@ def test_a_late_file_has_the_later_ones_suspended_and_the_timeline_tells(
     first = min(held for held in timeline.suspensions if held.layer == 2)
     assert first.start_ns <= ends[0] <= first.end_ns < ends[2]
     assert 0 not in {held.layer for held in timeline.suspensions}
+
+
+def _note_thread(names: set[str]) -> None:
+    names.add(threading.current_thread().name)
 
 
 def _wait(event: threading.Event) -> None:
@@ -501,6 +568,10 @@ class DelayedFile:
     @property
     def bytes(self) -> int:
         return self.file.bytes
+
+    @property
+    def is_mapped(self) -> bool:
+        return self.file.is_mapped
 
     def step(self) -> bool:
         _wait(self._there)
