@@ -327,7 +327,7 @@ def _run(
                 for sample in samples:
                     settle()
                     if options.cold:
-                        page_cache.evict([files])
+                        page_cache.make_cold(files)
                     sample.run(value, counts=round_number >= 0)
                 progress.advance(task)
     progress.remove_task(task)

@@ -142,7 +142,7 @@ def _direct_read(run: Run, model: str) -> float:
 
 def _cold(run: Run, model: str, contender: Contender) -> dict[str, Any]:
     settle()
-    _drop(stores.prepared(run, contender.setup, model).path)
+    page_cache.make_cold(stores.prepared(run, contender.setup, model).path)
     ms, header = _ask(contender.worker, model, contender.strategy)
     figures = header["timeline"]["figures"]
     return {
@@ -159,10 +159,6 @@ def _cold(run: Run, model: str, contender: Contender) -> dict[str, Any]:
         "suspended_ms": sum(end - start for _, start, end in header["timeline"]["suspensions"])
         / _MS,
     }
-
-
-def _drop(folder: Path) -> None:
-    page_cache.evict([folder])
 
 
 def _ask(worker: Worker, model: str, strategy: str) -> tuple[float, dict[str, Any]]:

@@ -89,3 +89,16 @@ def test_a_file_that_stays_mapped_is_named(file: Path, monkeypatch: pytest.Monke
 def test_reading_directly_counts_the_bytes_and_caches_none(file: Path) -> None:
     assert page_cache.read_direct([file, file]) == 2 * SIZE
     assert not is_cached(file)
+
+
+def test_made_cold_a_file_was_read_before(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = []
+    monkeypatch.setattr(
+        page_cache, "evict", lambda folders: cached.extend(is_cached(file) for _ in folders)
+    )
+    page_cache.make_cold(file.parent.parent)
+    assert cached == [True]
+
+    monkeypatch.undo()
+    page_cache.make_cold(file.parent.parent)
+    assert not is_cached(file)
