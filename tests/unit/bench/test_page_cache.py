@@ -92,7 +92,7 @@ def test_reading_directly_counts_the_bytes_and_caches_none(file: Path) -> None:
 
 
 def test_made_cold_a_file_was_read_before(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cached = []
+    cached: list[bool] = []
     monkeypatch.setattr(
         page_cache, "evict", lambda folders: cached.extend(is_cached(file) for _ in folders)
     )
