@@ -102,20 +102,21 @@ class Flight:
 
     def work(self) -> None:
         """Retrieves layer after layer until none is left; runs on every retrieval thread."""
-        self._work_while(lambda: True)
+        while self.work_on_one():
+            pass
 
-    def map_from_memory(self) -> bool:
-        """`work` for as long as nothing is waited for; False where something was, and layers are left."""
-        self._work_while(lambda: self._in_memory)
-        return not self._waiting
-
-    def _work_while(self, holds: Callable[[], bool]) -> None:
+    def work_on_one(self) -> bool:
+        """Retrieves the next layer; False when none was left, or after a failure."""
         try:
-            while holds() and (layer := self._take()) is not None:
-                if self._retrieve(layer):
-                    self._listener.retrieved(layer)
+            layer = self._take()
+            if layer is None:
+                return False
+            if self._retrieve(layer):
+                self._listener.retrieved(layer)
         except BaseException as error:  # noqa: BLE001 - the unit boundary: it reaches the caller
             self._listener.failed(error)
+            return False
+        return True
 
     def _take(self) -> int | None:
         with self._changed:

@@ -515,19 +515,19 @@ def test_on_throttled_storage_the_needed_layer_comes_earlier_with_the_scheduler(
     assert order[0] == 0
 
 
-def test_what_is_in_memory_is_mapped_on_the_callers_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retrieval_may_run_on_the_callers_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoupler, "_reads", lambda: 0)
     heard = Heard()
     files = {layer: Quick() for layer in range(3)}
     flight = Flight(files, never_late(3), timeline_of(3), heard.listener, None)
 
-    assert flight.map_from_memory()
+    assert [flight.work_on_one() for _ in range(4)] == [True, True, True, False]
     assert flight.in_memory
     assert heard.rest() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("how", ["read", "slow", "copied"])
-def test_what_has_to_be_waited_for_is_left_to_others(
+def test_it_is_told_once_weights_had_to_be_read_waited_for_or_copied(
     how: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
@@ -548,13 +548,11 @@ def test_what_has_to_be_waited_for_is_left_to_others(
         {0: Quick(), 1: Waiting(), 2: Quick()}, never_late(3), timeline_of(3), heard.listener, None
     )
 
-    assert not flight.map_from_memory()
-    assert not flight.in_memory
-    assert heard.rest() == ([] if how == "copied" else [0, 1])
-    with threads(2) as weight_decoupler:
-        for task in weight_decoupler.begin(flight):
-            task.join()
-    assert max(heard.rest()) == 2
+    in_memory = [flight.in_memory]
+    while flight.work_on_one():
+        in_memory.append(flight.in_memory)
+    assert in_memory == ([False] * 4 if how == "copied" else [True, True, False, False])
+    assert heard.rest() == [0, 1, 2]
 
 
 def test_reads_from_a_device_are_counted(tmp_path: Path) -> None:
