@@ -36,6 +36,8 @@ class Bucket:
 class ThrottledFile:
     """A weight file behind a bucket; in the place of `handler.steps.NamedFile`."""
 
+    is_mapped = False  # even what lies in the page cache has to be waited for
+
     def __init__(self, bucket: Bucket, inner: WeightFile) -> None:
         self._bucket = bucket
         self._inner = inner
