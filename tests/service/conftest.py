@@ -90,13 +90,20 @@ def reference(weights: Path) -> nn.Module:
     return model
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As many threads as the server's handlers have: sums are rounded alike only then."""
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """In the test itself torch computes with as many threads as a handler has: sums are rounded alike only then."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As many as the server's handlers have."""
+    with _threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -227,11 +234,9 @@ def serve_stubs(
 
 @pytest.fixture
 def _two_threads() -> Iterator[None]:
-    """torch in the test itself computes with as many as the handlers whose answers are compared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    """As many as the handlers have that tests start themselves."""
+    with _threads(2):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import re
 import shutil
 import statistics
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -301,14 +301,6 @@ def expected_logits(weights: preparation.Source, value: Tensor) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = model(value)
     return logits
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")
