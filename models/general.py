@@ -84,6 +84,10 @@ def _checked(module: object, what: str) -> nn.Module:
                     f"{where} holds a {type(found).__name__} in {attribute} without registering it, "
                     "so no state dict carries its weights (nn.ModuleList and nn.ModuleDict register)"
                 )
+    for key, value in module.state_dict().items():
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise Unsuitable(f"{what} keeps a state besides its tensors: its {key} is a {kind}")
     return module
 
 

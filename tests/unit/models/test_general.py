@@ -574,6 +574,13 @@ class WithState(nn.Module):
     def set_extra_state(self, state: object) -> None: ...
 
 
+class WithType(nn.Module):
+    """Saves what is no tensor among its weights, as quantized modules do."""
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, _: bool) -> None:
+        destination[f"{prefix}dtype"] = torch.qint8
+
+
 class Complex(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -586,6 +593,10 @@ class Complex(nn.Module):
         (lambda: {"weights": 1}, "gives a dict, expected a torch.nn.Module"),
         (UnregisteredModule, "holds a Linear in hidden without registering it"),
         (WithState, "keeps a state besides its tensors"),
+        (
+            lambda: nn.Sequential(WithType()),
+            r"keeps a state besides its tensors: its 0\.dtype is a dtype",
+        ),
         (Complex, "weight of torch.complex64"),
         (lambda: nn.Sequential(nn.LazyLinear(3)), "its module 0 .*weight, which has no shape"),
         (lambda: torch.jit.script(nn.Linear(2, 2)), "compiled by TorchScript"),
