@@ -190,21 +190,21 @@ def prove(
 ) -> list[tuple[str, Tensor]]:
     """Runs the plain module and the layers on the example; returns the outputs by name.
 
-    Raises Unsuitable where they are not equal, bit for bit.
+    Each run has an example of its own, as a forward may change its inputs. Raises Unsuitable where the
+    outputs are not equal, bit for bit.
     """
     plain = _loaded_plainly(chain, factory, weights)
-    example = examples.tensors(inputs)
     with torch.inference_mode():
         try:
-            expected = _outputs(call_with(plain, example))
-            again = _outputs(call_with(plain, example))
+            expected = _outputs(call_with(plain, examples.tensors(inputs)))
+            again = _outputs(call_with(plain, examples.tensors(inputs)))
         except Exception as error:
             raise _failed(factory, inputs, error) from error
         layers = [layer.build() for layer in chain.layers]
         for built in layers:
             built.bind(weights)
         try:
-            found = _outputs(chain.forward(layers, example))
+            found = _outputs(chain.forward(layers, examples.tensors(inputs)))
         except Exception as error:
             raise Unsuitable(
                 f"{chain.name}: its forward runs on the whole module, not on one that is built layer by "

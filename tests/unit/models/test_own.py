@@ -58,6 +58,10 @@ MODEL = dedent("""
         def forward(self, value):
             return super().forward(value) + self.offset
 
+    class InPlace(Net):
+        def forward(self, value):
+            return super().forward(value.add_(1))
+
     class NoTensor(Net):
         def forward(self, value):
             return super().forward(value).tolist()
@@ -156,6 +160,16 @@ def test_a_factorys_model_is_prepared_with_a_checkpoints_weights(
     image = torch.randn(2, 3, 20, 20, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         assert torch.equal(chain.forward(layers, image), plain(image))
+
+
+def test_a_forward_may_change_its_input(file: Path, tmp_path: Path) -> None:
+    plain = user_class(file, "InPlace")(width=5).eval()
+    checkpoint = saved(tmp_path / "net.pth", plain)
+    source = preparation.from_factory(
+        f"{file}:InPlace", {"width": 5}, "1x3x8x8", "block", checkpoint_file=checkpoint
+    )
+    manifest = prepared(tmp_path, source).manifest
+    assert [(spec.name, spec.shape) for spec in manifest.outputs] == [("output", (1, 3))]
 
 
 @pytest.mark.parametrize("keys", ["both", "first", "second"])
