@@ -153,7 +153,11 @@ class BuiltLayer:
             )  # for its module's own reset; the tensor itself comes later
 
     def initialize(self) -> None:
-        """Runs each module's own reset, then torchvision's initialization of this layer."""
+        """Runs each module's own reset, then torchvision's initialization of this layer.
+
+        Modules above the layers of a model that is cut by the general way are not among them: what lies
+        directly on these stays as it was allocated until its weights come.
+        """
         for module in reversed(list(self._structure.root.modules())):
             reset = getattr(module, "reset_parameters", None) or getattr(
                 module, "_reset_parameters", None

@@ -17,7 +17,7 @@ from models.checkpoint import CheckpointError
 from models.errors import ModelError
 from models.gates import call_with
 from models.general import Unsuitable
-from models.layers import Architecture, Cut
+from models.layers import Architecture, Cut, Layer
 from models.manifest import Granularity, InputSpec, Manifest, TensorSpec, UserCode
 from models.weight_files import DATA_TYPES
 
@@ -191,7 +191,7 @@ def prove(
     """Runs the plain module and the layers on the example; returns the outputs by name.
 
     Each run has an example of its own, as a forward may change its inputs. Raises Unsuitable where the
-    outputs are not equal, bit for bit.
+    outputs are not equal, bit for bit, or a layer cannot be initialized.
     """
     plain = _loaded_plainly(chain, factory, weights)
     with torch.inference_mode():
@@ -219,7 +219,23 @@ def prove(
             f"{chain.name}: built layer by layer it gives other outputs than the plain module; it may keep "
             "values that its state dict does not have, or that its constructor draws at random"
         )
+    for layer in chain.layers:
+        _check_initialization(chain.name, layer)
     return expected
+
+
+def _check_initialization(name: str, layer: Layer) -> None:
+    """Some strategies initialize a layer before its weights come. Raises Unsuitable."""
+    built = layer.build()
+    with torch.inference_mode():
+        built.allocate()
+        try:
+            built.initialize()
+        except Exception as error:
+            raise Unsuitable(
+                f"{name}: in the layer {layer.name} its reset_parameters fails: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def _loaded_plainly(

@@ -443,6 +443,26 @@ def test_whatever_a_forward_does_its_output_is_the_plain_modules(
         assert torch.equal(one, other)
 
 
+@each_module
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_weights_copied_over_initialized_ones_give_the_plain_modules_output(
+    make: Callable[[], nn.Module], inputs: Any
+) -> None:
+    torch.manual_seed(0)
+    plain = make().eval()
+    chain = chain_of(make, inputs)
+    layers = [layer.build() for layer in chain.layers]
+    with torch.inference_mode():
+        for built in layers:
+            built.allocate()
+            built.initialize()
+            built.copy(plain.state_dict())
+        expected = tree_leaves(called(plain, inputs))
+        found = tree_leaves(chain.forward(layers, inputs))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def called(module: nn.Module, inputs: Any) -> Any:
     return module(**inputs) if isinstance(inputs, dict) else module(inputs)
 

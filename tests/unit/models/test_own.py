@@ -62,6 +62,26 @@ MODEL = dedent("""
         def forward(self, value):
             return super().forward(value.add_(1))
 
+    class Scale(nn.Module):
+        def __init__(self, width, std):
+            super().__init__()
+            self.factors = nn.Parameter(torch.empty(width))
+            self.reset_parameters(std)
+
+        def reset_parameters(self, std):
+            nn.init.normal_(self.factors, std=std)
+
+        def forward(self, value):
+            return value * self.factors
+
+    class Scaled(Net):
+        def __init__(self, width):
+            super().__init__(width)
+            self.scale = Scale(3, std=0.1)
+
+        def forward(self, value):
+            return self.scale(super().forward(value))
+
     class NoTensor(Net):
         def forward(self, value):
             return super().forward(value).tolist()
@@ -249,9 +269,13 @@ def test_what_cannot_be_served_is_refused_at_preparation_with_the_reason(
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("NoTensor", "its forward gives no tensor"), ("Needy", "its forward fails")],
+    [
+        ("NoTensor", "its forward gives no tensor"),
+        ("Needy", "its forward fails"),
+        ("Scaled", "layer .* its reset_parameters fails: TypeError: .*'std'"),
+    ],
 )
-def test_a_forward_that_gives_nothing_or_fails_is_refused(
+def test_a_module_that_gives_no_tensor_or_fails_is_refused(
     file: Path, name: str, reason: str
 ) -> None:
     with pytest.raises(Unsuitable, match=reason):
