@@ -69,9 +69,14 @@ def load_module(code: UserCode, what: str) -> ModuleType:
     except (UserCodeError, KeyboardInterrupt):
         raise
     except BaseException as error:  # it is the user's code that runs, and it may even exit
-        raise UserCodeError(
-            f"{what} {place} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise UserCodeError(f"{what} {place} cannot be imported: {reason_of(error)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What the user's code raised; of an import that met a package of ours instead of theirs, that too."""
+    sentence = f"{type(error).__name__}: {error}"
+    package = _package(error.name or "") if isinstance(error, ImportError) else ""
+    return f"{sentence}; {_is_ours(package)}; rename yours" if package in OURS else sentence
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -102,14 +107,21 @@ def _from_package(name: str, what: str) -> ModuleType:
 
 
 def _check_name(name: str, what: str) -> None:
-    package = name.partition(".")[0]
+    package = _package(name)
     if package in OURS:
         raise UserCodeError(
-            f"{what} {name}: {package} is the name of a package of Cicada's own, which yours would meet; "
-            "rename it, or give the path of its file"
+            f"{what} {name}: {_is_ours(package)}; rename it, or give the path of its file"
         )
     if not all(part.isidentifier() for part in name.split(".")):
         raise UserCodeError(f"{what} is {name!r}, expected FILE.py or package.module")
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _is_ours(package: str) -> str:
+    return f"{package} is the name of a package of Cicada's own, which yours would meet"
 
 
 def _is_file(place: str) -> bool:

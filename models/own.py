@@ -85,7 +85,7 @@ def module(factory: UserCode, options: Mapping[str, JsonValue]) -> nn.Module:
         raise
     except Exception as error:
         raise Unsuitable(
-            f"{FACTORY} {factory.target} fails: {type(error).__name__}: {error}"
+            f"{FACTORY} {factory.target} fails: {factories.reason_of(error)}"
         ) from error
 
 

@@ -61,6 +61,21 @@ def test_a_package_that_bears_one_of_our_names_is_refused_with_that_reason(name:
         factories.module_code(name, "the processing")
 
 
+@pytest.mark.parametrize("line", ["from models.net import make", "from models import make"])
+def test_a_file_that_imports_its_own_package_of_such_a_name_is_told_that_reason(
+    folder: Path, line: str
+) -> None:
+    (folder / "models").mkdir()
+    (folder / "models" / "__init__.py").write_text("from .net import make\n")
+    (folder / "models" / "net.py").write_text("def make(): return 7\n")
+    (folder / "mine.py").write_text(f"{line}\n")
+    reason = (
+        "(ImportError|ModuleNotFoundError): .*; models is the name of a package of Cicada's own"
+    )
+    with pytest.raises(UserCodeError, match=rf"mine\.py cannot be imported: {reason}"):
+        factories.load_function(factories.function_code("mine.py:make", WHAT), WHAT)
+
+
 def test_a_file_that_was_changed_since_is_refused(folder: Path) -> None:
     (folder / "mine.py").write_text("def make(): return 7\n")
     code = factories.function_code("mine.py:make", WHAT)
