@@ -221,7 +221,8 @@ class Architecture:
     fused: bool = False
     """Whether there was anything to fuse."""
     dtype: torch.dtype = torch.float32
-    """In which its layers compute; every floating-point parameter and buffer has it."""
+    """In which its layers compute; every floating-point parameter and buffer has it. A model of the user's has its
+    own types, and this for the images it may take."""
     options: Mapping[str, JsonValue] = field(default_factory=dict)
     """What its builder was given besides classes and image size."""
     gated: GatedForward | None = None

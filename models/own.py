@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models import checkpoint, examples, factories, general
 from models.alignment import aligned
-from models.checkpoint import CheckpointError
+from models.checkpoint import CheckpointError, Findings
 from models.errors import ModelError
 from models.gates import call_with
 from models.general import Unsuitable
@@ -153,7 +153,11 @@ def _failed(factory: UserCode, inputs: Sequence[TensorSpec], error: Exception) -
 
 
 def fitted(
-    path: Path, made: nn.Module, chain: Architecture, tensors: Mapping[str, Tensor]
+    path: Path,
+    made: nn.Module,
+    chain: Architecture,
+    tensors: Mapping[str, Tensor],
+    findings: Findings,
 ) -> Mapping[str, Tensor]:
     """A checkpoint's tensors as the layers want them. Raises CheckpointError.
 
@@ -173,7 +177,7 @@ def fitted(
     for name, buffer in made.named_buffers():
         if name in kept and name not in chain.keys and _alike(kept[name], buffer):
             del kept[name]
-    return checkpoint.fit(path, chain, kept)
+    return checkpoint.fit(path, chain, kept, findings)
 
 
 def _alike(found: Tensor, constant: Tensor) -> bool:

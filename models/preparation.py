@@ -96,7 +96,13 @@ class Source:
 
     @property
     def dtype(self) -> Precision:
-        return next(name for name, dtype in DTYPES.items() if dtype == self.architecture.dtype)
+        """That of most weights' values: a model of the user's may have several."""
+        places = _places(self.architecture).values()
+
+        def values(name: Precision) -> int:
+            return sum(math.prod(place.shape) for place in places if place.dtype == DTYPES[name])
+
+        return max(DTYPES, key=values)
 
     @property
     def bytes(self) -> int:
@@ -180,10 +186,13 @@ def from_factory(
     inputs = examples.parse(example)
     module = own_models.module(code, options)
     chain = own_models.architecture(module, code, options, inputs, granularity)
+    findings = Findings()
+    found_dtypes: tuple[str, ...] = ()
     weights: Mapping[str, Tensor]
     if checkpoint_file is not None:
-        read = checkpoint.read(checkpoint_file, key)
-        weights = own_models.fitted(checkpoint_file, module, chain, read)
+        read = checkpoint.read(checkpoint_file, key, findings)
+        weights = own_models.fitted(checkpoint_file, module, chain, read, findings)
+        found_dtypes = _other_dtypes(read, chain)
         name = f"checkpoint:{checkpoint_file.name}"
     else:
         weights = RandomWeights(chain, seed or 0)
@@ -198,6 +207,8 @@ def from_factory(
         weights,
         preset,
         labels=tuple(labels.read(labels_file, classes)) if labels_file else None,
+        findings=findings,
+        found_dtypes=found_dtypes,
         file=checkpoint_file,
         own=Own(code, inputs, own_models.specs(outputs)),
     )
@@ -319,7 +330,7 @@ def _from_file(
         preset,
         labels=_labels(options, chain),
         findings=findings,
-        found_dtypes=_other_dtypes(named.tensors, chain.dtype),
+        found_dtypes=_other_dtypes(named.tensors, chain),
         file=path,
     )
 
@@ -381,13 +392,18 @@ def _places(chain: Architecture) -> dict[str, TensorPlace]:
     return {place.key: place for layer in chain.layers for place in layer.tensors}
 
 
-def _other_dtypes(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[str, ...]:
-    """The floating-point types in the file, unless they are the model's alone."""
-    found = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    names: dict[torch.dtype, str] = dict(weight_files.DATA_TYPES)
-    if found <= {dtype}:
+def _other_dtypes(tensors: Mapping[str, Tensor], chain: Architecture) -> tuple[str, ...]:
+    """The floating-point types in the file, unless every tensor is kept in its own."""
+    found = {key: tensor.dtype for key, tensor in tensors.items() if tensor.is_floating_point()}
+    kept = {
+        key: place.dtype for key, place in _places(chain).items() if place.dtype.is_floating_point
+    }
+    if all(kept.get(chain.aliases.get(key, key), dtype) == dtype for key, dtype in found.items()):
         return ()
-    return tuple(sorted(names.get(other, str(other).removeprefix("torch.")) for other in found))
+    names: dict[torch.dtype, str] = dict(weight_files.DATA_TYPES)
+    return tuple(
+        sorted(names.get(dtype, str(dtype).removeprefix("torch.")) for dtype in {*found.values()})
+    )
 
 
 def _check_room(store: Store, source: Source) -> None:

@@ -62,6 +62,14 @@ MODEL = dedent("""
         def forward(self, value):
             return super().forward(value.add_(1))
 
+    class HalfInside(Net):
+        def __init__(self, width):
+            super().__init__(width)
+            self.body.bfloat16()
+
+        def forward(self, value):
+            return self.head(self.body(value.bfloat16()).mean((2, 3)).float())
+
     class Scale(nn.Module):
         def __init__(self, width, std):
             super().__init__()
@@ -100,6 +108,7 @@ MODEL = dedent("""
         def forward(self, value):
             return self.out(torch.cat([value, self.more])) + self.seen.sum()
 
+    def double(): return Net(4).double()
     def pair(): return Pair()
     def noisy(): return Noisy(4)
     def number(): return 5
@@ -192,6 +201,59 @@ def test_a_forward_may_change_its_input(file: Path, tmp_path: Path) -> None:
     )
     manifest = prepared(tmp_path, source).manifest
     assert [(spec.name, spec.shape) for spec in manifest.outputs] == [("output", (1, 3))]
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "example", "dtype"),
+    [
+        ("Net", {"width": 4}, "1x3x8x8", "F32"),
+        ("double", {}, "1x3x8x8:float64", "F64"),
+        ("HalfInside", {"width": 16}, "1x3x8x8", "BF16"),
+    ],
+)
+def test_the_manifest_has_the_type_of_most_weights(
+    file: Path, tmp_path: Path, factory: str, options: dict[str, Any], example: str, dtype: str
+) -> None:
+    made = user_class(file, factory)(**options)
+    source = preparation.from_factory(
+        f"{file}:{factory}",
+        options,
+        example,
+        "block",
+        checkpoint_file=saved(tmp_path / "net.pth", made),
+    )
+    manifest = prepared(tmp_path, source).manifest
+    assert manifest.dtype == dtype
+    assert manifest.found_dtypes == (), "none was converted"
+    assert manifest.classes == (0 if factory == "double" else 3)
+    assert own.recorded(manifest).dtype == torch.float32, "images come as in the example"
+
+
+def test_a_checkpoint_of_another_type_is_recorded(file: Path, tmp_path: Path) -> None:
+    half = user_class(file, "Net")(width=4).half()
+    source = preparation.from_factory(
+        f"{file}:Net",
+        {"width": 4},
+        "1x3x8x8",
+        "block",
+        checkpoint_file=saved(tmp_path / "half.pth", half),
+    )
+    manifest = prepared(tmp_path, source).manifest
+    assert (manifest.dtype, manifest.found_dtypes) == ("F32", ("F16",))
+
+
+def test_what_of_a_checkpoint_is_no_number_is_kept_and_reported(file: Path, tmp_path: Path) -> None:
+    state = user_class(file, "Net")(width=4).state_dict()
+    state["head.bias"][1] = torch.nan
+    torch.save({**state, "epoch": 3}, tmp_path / "net.pth")
+    source = preparation.from_factory(
+        f"{file}:Net", {"width": 4}, "1x3x8x8", "block", checkpoint_file=tmp_path / "net.pth"
+    )
+    prepared(tmp_path, source)
+    assert list(source.findings.sentences()) == [
+        "left out, since they are no tensors: epoch (int)",
+        "NaN or infinite, so that answers may be: head.bias (1 values)",
+    ]
 
 
 @pytest.mark.parametrize("keys", ["both", "first", "second"])
