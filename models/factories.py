@@ -2,9 +2,10 @@
 
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -43,6 +44,23 @@ def module_code(place: str, what: str) -> UserCode:
     return UserCode(target=place)
 
 
+def with_distribution(code: UserCode) -> UserCode:
+    """The code with the distribution that brings its package here."""
+    return code.model_copy(update={"distribution": _distribution(code)})
+
+
+def findings(code: UserCode, what: str) -> Iterator[str]:
+    """Whether another distribution, or version of it, brings the package here than was recorded."""
+    if code.distribution is None:
+        return
+    found = _distribution(code)
+    if found != code.distribution:
+        yield (
+            f"{what} {code.target} was of {code.distribution} when the model was prepared, "
+            f"found {found or 'none'}"
+        )
+
+
 def load_function(code: UserCode, what: str) -> Callable[..., Any]:
     """Raises UserCodeError where it cannot be had, or its file was changed since it was recorded."""
     place, name = _split(code.target, what)
@@ -77,6 +95,18 @@ def reason_of(error: BaseException) -> str:
     sentence = f"{type(error).__name__}: {error}"
     package = _package(error.name or "") if isinstance(error, ImportError) else ""
     return f"{sentence}; {_is_ours(package)}; rename yours" if package in OURS else sentence
+
+
+def _distribution(code: UserCode) -> str | None:
+    """Name and version; None for a file, and for a package that none or several bring."""
+    if _is_file(code.target):
+        return None
+    package = _package(code.target.partition(":")[0])
+    names = set(importlib.metadata.packages_distributions().get(package, ()))
+    if len(names) != 1:
+        return None
+    name = names.pop()
+    return f"{name} {importlib.metadata.version(name)}"
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -184,10 +184,12 @@ class UserCode(_Entry):
     """A function or module of the user's: `/app/model.py:make`, `package.module:make`, `package.module`.
 
     sha256: of the file, None for a package.
+    distribution: `timm 1.0.20`, which brought the package; None for a file, and where none or several did.
     """
 
     target: str = Field(min_length=1, max_length=4096)
     sha256: Sha256 | None = None
+    distribution: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

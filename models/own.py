@@ -126,14 +126,16 @@ def recorded(manifest: Manifest) -> Architecture:
 
 
 def findings(manifest: Manifest) -> Iterator[str]:
-    """What keeps the user's code for a prepared model from being had here, a sentence each. The code is run."""
+    """What is wrong here with the user's code for a prepared model, a sentence each. The code is run."""
     try:
         if manifest.processing is not None:
+            yield from factories.findings(manifest.processing, PROCESSING)
             processing_functions(manifest.processing)
     except ModelError as error:
         yield str(error)
     try:
         if manifest.factory is not None:
+            yield from factories.findings(manifest.factory, FACTORY)
             recorded(manifest)
     except ModelError as error:
         yield str(error)

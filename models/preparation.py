@@ -182,7 +182,7 @@ def from_factory(
     It is run on the example, plainly and layer by layer, before anything is written. Raises UserCodeError,
     Unsuitable, ExampleError, CheckpointError, OSError.
     """
-    code = factories.function_code(factory, own_models.FACTORY)
+    code = factories.with_distribution(factories.function_code(factory, own_models.FACTORY))
     inputs = examples.parse(example)
     module = own_models.module(code, options)
     chain = own_models.architecture(module, code, options, inputs, granularity)
@@ -216,7 +216,7 @@ def from_factory(
 
 def with_processing(source: Source, module: str) -> Source:
     """The same, whose requests a module of the user's takes. Raises UserCodeError."""
-    code = factories.module_code(module, own_models.PROCESSING)
+    code = factories.with_distribution(factories.module_code(module, own_models.PROCESSING))
     own_models.processing_functions(code)
     return replace(source, processing=code)
 

@@ -1,6 +1,7 @@
 """The user's code: found in a file or a package, and told apart from ours."""
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_a_files_function_is_recorded_by_its_absolute_path_and_content(folder: P
     code = factories.function_code("mine.py:make", WHAT)
     assert code.target == f"{folder}/mine.py:make"
     assert code.sha256 is not None
+    assert factories.with_distribution(code) == code
     assert factories.load_function(code, WHAT)() == 7
 
 
@@ -33,6 +35,7 @@ def test_a_package_is_recorded_by_its_name() -> None:
     code = factories.function_code("torch.nn:Linear", WHAT)
     assert code == UserCode(target="torch.nn:Linear")
     assert factories.load_function(code, WHAT)(2, 3).out_features == 3
+    assert factories.with_distribution(code).distribution == f"torch {version('torch')}"
 
 
 def test_a_file_named_as_a_package_of_ours_does_not_meet_it(folder: Path) -> None:

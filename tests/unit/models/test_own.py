@@ -378,6 +378,30 @@ def test_what_is_missing_of_the_code_where_the_model_lies_is_found(
     ]
 
 
+def test_of_a_package_the_distribution_is_recorded_and_another_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, metadata = tmp_path / "speech", tmp_path / "nice_speech-1.0.dist-info"
+    package.mkdir()
+    metadata.mkdir()
+    (package / "__init__.py").write_text(MODEL + "\ndef decode(*_): ...\ndef encode(*_): ...\n")
+    (metadata / "top_level.txt").write_text("speech\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nice-speech\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    source = preparation.from_factory("speech:Net", {"width": 4}, "1x3x8x8", "block", seed=1)
+    manifest = prepared(tmp_path, preparation.with_processing(source, "speech")).manifest
+    assert manifest.factory is not None
+    assert manifest.factory.distribution == "nice-speech 1.0"
+    assert list(own.findings(manifest)) == []
+
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nice-speech\nVersion: 1.1\n")
+    changed = "was of nice-speech 1.0 when the model was prepared, found nice-speech 1.1"
+    assert list(own.findings(manifest)) == [
+        f"the processing speech {changed}",
+        f"the factory speech:Net {changed}",
+    ]
+
+
 def test_a_processing_must_have_both_functions(file: Path, tmp_path: Path) -> None:
     source = preparation.from_factory(f"{file}:Net", {"width": 4}, "1x3x8x8", "block", seed=1)
     half = tmp_path / "half.py"
