@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from models import references
+from models import references, slim
 
 _TABLES: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
+_set_attribute: Final = object.__setattr__
 _CONTAINERS: Final = (dict, OrderedDict, list, set)
 
 _FILLS: Final = frozenset(
@@ -161,8 +162,8 @@ class _Node:
     )
 
     def __init__(self, module: nn.Module, places: references.Places) -> None:
-        self._class = type(module)
-        plain = {name: value for name, value in vars(module).items() if name not in _TABLES}
+        self._class, attributes = slim.plain_attributes(module)
+        plain = {name: value for name, value in attributes.items() if name not in _TABLES}
         found = {name: references.resolver(value, places) for name, value in plain.items()}
         self._references = tuple(
             (name, resolve.get) for name, resolve in found.items() if resolve and not resolve.late
@@ -195,8 +196,8 @@ class _Node:
     def build(self) -> nn.Module:
         # Not by the class's own `__new__`: that of a traced module makes a class, and loses its forward.
         module: nn.Module = object.__new__(self._class)
-        state = module.__dict__
-        state.update(self._attributes)
+        state = self._attributes.copy()
+        _set_attribute(module, "__dict__", state)
         for name, fresh in self._mutable:
             state[name] = fresh()
         state["_parameters"] = self._parameters.copy()
