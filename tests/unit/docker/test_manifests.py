@@ -1,6 +1,7 @@
 """The manifests in docker/: of the form that their platforms ask for, and in step with the service."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,16 @@ from runtime.settings import Settings, variable
 
 KUBERNETES: Final = "1.34"
 NOT_FOR_THE_CLUSTER: Final = {"kustomization.yaml", "prometheus-adapter.yaml"}
+ADAPTER_READS: Final = frozenset(
+    f"AWS_LWA_{name}"
+    for name in (
+        "HOST", "PORT", "READINESS_CHECK_PORT", "READINESS_CHECK_PATH", "READINESS_CHECK_PROTOCOL",
+        "READINESS_CHECK_HEALTHY_STATUS", "ASYNC_INIT", "REMOVE_BASE_PATH", "PASS_THROUGH_PATH",
+        "ENABLE_COMPRESSION", "INVOKE_MODE", "AUTHORIZATION_SOURCE", "ERROR_STATUS_CODES",
+        "LAMBDA_RUNTIME_API_PROXY",
+    )
+)  # fmt: skip
+"""What version 1 of Lambda's Web Adapter reads; 0.9 had READINESS_CHECK_MIN_UNHEALTHY_STATUS for HEALTHY_STATUS."""
 PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
@@ -179,6 +190,14 @@ def test_kserve_finds_the_runtime_of_the_service(folder: Path) -> None:
     formats = {supported["name"] for supported in runtime["spec"]["supportedModelFormats"]}
     assert model["modelFormat"]["name"] in formats
     assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+
+
+def test_lambdas_adapter_reads_the_variables_that_its_image_has(folder: Path) -> None:
+    dockerfile = (folder / "lambda" / "Dockerfile").read_text()
+    assert re.search(r"/aws-lambda-adapter:1\.\d+\.\d+$", dockerfile, re.MULTILINE)
+    given = set(re.findall(r"\bAWS_LWA_\w+(?==)", dockerfile))
+    assert given
+    assert given <= ADAPTER_READS
 
 
 @pytest.mark.parametrize(
