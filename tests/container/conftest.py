@@ -143,10 +143,10 @@ class Container:
     def get(self, path: str, **headers: str) -> httpx.Response:
         return self.client.get(path, headers=headers)
 
-    def answers(self, path: str) -> bool:
+    def answers(self, path: str, **headers: str) -> bool:
         """Whether a GET is answered with 200."""
         try:
-            return self.client.get(path).status_code == 200
+            return self.get(path, **headers).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -227,7 +227,7 @@ class Weights:
         self._prepared: set[str] = set()
         docker("volume", "create", volume)
 
-    def with_models(self, *models: str) -> tuple[str, str]:
+    def with_models(self, *models: str, at: str = "/weights") -> tuple[str, str]:
         """The option that mounts the volume, read-only, with these models in it."""
         for model in models:
             if model not in self._prepared:
@@ -236,7 +236,7 @@ class Weights:
                     "--volume", f"{self.volume}:/weights", self._image, "prepare", model, "--random", "0",
                 )  # fmt: skip
                 self._prepared.add(model)
-        return "--volume", f"{self.volume}:/weights:ro"
+        return "--volume", f"{self.volume}:{at}:ro"
 
     def files(self, model: str) -> list[Path]:
         """The model's weight files, where the engine keeps them."""

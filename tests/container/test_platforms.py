@@ -18,6 +18,9 @@ Run = Callable[..., Any]
 Build = Callable[..., str]
 
 JPEG: Final = {"Content-Type": "image/jpeg"}
+KUBELET: Final = {"User-Agent": "kube-probe/1.34", "Accept": "*/*", "Connection": "close"}
+PORT: Final = 8099
+"""Where a platform says which; 8080 would be listened on anyway."""
 AT_ONCE: Final = 2
 TAKEN: Final = ("cicada_queue_depth", "cicada_in_flight", "cicada_requests_total")
 TRACE: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -35,8 +38,7 @@ def manifest(repository: Path) -> Callable[..., dict[str, Any]]:
 
 def pod_options(pod: dict[str, Any], container: dict[str, Any]) -> list[str]:
     """What a kubelet makes of a container of a pod, in the engine's options."""
-    limits = container["resources"]["limits"]
-    options = ["--memory", limits["memory"].replace("Gi", "g"), "--cpus", limits["cpu"]]
+    options = limited(container["resources"]["limits"])
     options += given({variable["name"]: variable["value"] for variable in container["env"]})
     security = container.get("securityContext", {})
     if security.get("readOnlyRootFilesystem"):
@@ -52,62 +54,77 @@ def pod_options(pod: dict[str, Any], container: dict[str, Any]) -> list[str]:
     return options
 
 
+def limited(limits: Mapping[str, str]) -> list[str]:
+    """Kubernetes' quantities as the engine's options."""
+    cpu = limits["cpu"]
+    cores = float(cpu.removesuffix("m")) / (1000 if cpu.endswith("m") else 1)
+    return ["--memory", limits["memory"].replace("Gi", "g"), "--cpus", str(cores)]
+
+
 def given(environment: Mapping[str, str]) -> list[str]:
     """Variables as the engine's options."""
     return [part for name, value in environment.items() for part in ("--env", f"{name}={value}")]
 
 
+def told_to_end(container: Any, docker: Docker) -> float:
+    """SIGTERM; when it was sent."""
+    sent = time.monotonic()
+    docker("kill", "--signal", "TERM", container.id)
+    return sent
+
+
 def told_to_end_at_work(
-    container: Any, docker: Docker, photo: Path, path: str, headers: Mapping[str, str]
-) -> None:
+    container: Any, docker: Docker, path: str, body: bytes, headers: Mapping[str, str]
+) -> float:
     """SIGTERM while one request is at work and one waits; both were taken and must be answered."""
     before = container.metric("cicada_requests_total")
-    slow = {**JPEG, "Cicada-Strategy": "traditional", **headers}
+    slow = {"Cicada-Strategy": "traditional", **headers}
     with ThreadPoolExecutor(AT_ONCE) as callers:
         asked = [
-            callers.submit(container.client.post, path, content=photo.read_bytes(), headers=slow)
+            callers.submit(container.client.post, path, content=body, headers=slow)
             for _ in range(AT_ONCE)
         ]
         container.wait_until(lambda: container.metric(*TAKEN) >= before + AT_ONCE)
-        docker("kill", "--signal", "TERM", container.id)
+        told = told_to_end(container, docker)
     refused = [each.result().text for each in asked if each.result().status_code != 200]
     assert not refused
+    return told
 
 
-def ends_in_time(container: Any, docker: Docker, grace_s: float) -> None:
-    """After SIGTERM, which has been sent."""
-    start = time.monotonic()
+def ends_in_time(container: Any, docker: Docker, told: float, grace_s: float) -> None:
     docker("wait", container.id)
-    assert time.monotonic() - start < grace_s
+    assert time.monotonic() - told < grace_s
     assert container.state["ExitCode"] == 0
+
+
+def probed(
+    container: Any, spec: Mapping[str, Any], *probes: str, headers: Mapping[str, str] = KUBELET
+) -> None:
+    """As the kubelet does, one probe after another, each until it succeeds."""
+    for probe in probes:
+        path = spec[probe]["httpGet"]["path"]
+        container.wait_until(lambda path=path: container.answers(path, **headers))
 
 
 def test_knative(run: Run, docker: Docker, function: str, photo: Path, manifest: Any) -> None:
     """Runtime contract: PORT; the queue proxy probes and forwards, one request at a time; SIGTERM to scale down."""
     pod = manifest("knative.yaml")["spec"]["template"]["spec"]
     (spec,) = pod["containers"]
-    (port,) = spec["ports"]
     revision = {
         "K_SERVICE": "flowers",
         "K_CONFIGURATION": "flowers",
         "K_REVISION": "flowers-00001",
-        "PORT": str(port["containerPort"]),
+        "PORT": str(PORT),
     }
     container = run(
         *pod_options(pod, spec),
         *given(revision),
         "--user", "1000650000:0",
         image=function,
+        port=PORT,
     )  # fmt: skip
-    probe = {
-        "User-Agent": "kube-probe/1.34",
-        "K-Kubelet-Probe": "queue",
-        "K-Network-Probe": "queue",
-    }
-    ready = spec["readinessProbe"]["httpGet"]["path"]
-    container.wait_until(lambda: container.answers(spec["livenessProbe"]["httpGet"]["path"]))
-    container.wait_until(lambda: container.answers(ready))
-    assert container.get(ready, **probe).status_code == 200
+    probe = KUBELET | {"K-Kubelet-Probe": "queue", "K-Network-Probe": "queue"}
+    probed(container, spec, "livenessProbe", "readinessProbe", headers=probe)
     assert int(container.metric("cicada_handlers_alive")) == pod["containerConcurrency"]
     forwarded = {
         "K-Proxy-Request": "activator",
@@ -119,8 +136,10 @@ def test_knative(run: Run, docker: Docker, function: str, photo: Path, manifest:
     answer = container.predict(photo, "flowers", **forwarded)
     assert answer.status_code == 200
     assert answer.headers["X-Request-Id"] == forwarded["X-Request-Id"]
-    told_to_end_at_work(container, docker, photo, "/predictions/flowers", forwarded)
-    ends_in_time(container, docker, pod["timeoutSeconds"])
+    told = told_to_end_at_work(
+        container, docker, "/predictions/flowers", photo.read_bytes(), JPEG | forwarded
+    )
+    ends_in_time(container, docker, told, pod["timeoutSeconds"])
 
 
 def test_cloud_run(run: Run, docker: Docker, function: str, photo: Path, manifest: Any) -> None:
@@ -128,7 +147,7 @@ def test_cloud_run(run: Run, docker: Docker, function: str, photo: Path, manifes
     pod = manifest("cloud-run.yaml")["spec"]["template"]["spec"]
     (spec,) = pod["containers"]
     revision = {
-        "PORT": "8099",
+        "PORT": str(PORT),
         "K_SERVICE": "flowers",
         "K_CONFIGURATION": "flowers",
         "K_REVISION": "flowers-00001-abc",
@@ -137,7 +156,7 @@ def test_cloud_run(run: Run, docker: Docker, function: str, photo: Path, manifes
         *pod_options(pod, spec),
         *given(revision),
         image=function,
-        port=8099,
+        port=PORT,
     )
     startup = spec["startupProbe"]
     allowed_s = startup["periodSeconds"] * startup["failureThreshold"]
@@ -152,8 +171,10 @@ def test_cloud_run(run: Run, docker: Docker, function: str, photo: Path, manifes
         "Forwarded": 'for="203.0.113.7";proto=https',
     }
     assert container.predict(photo, "flowers", **headers).status_code == 200
-    told_to_end_at_work(container, docker, photo, "/invocations", headers)
-    ends_in_time(container, docker, 10)
+    told = told_to_end_at_work(
+        container, docker, "/invocations", photo.read_bytes(), JPEG | headers
+    )
+    ends_in_time(container, docker, told, 10)
 
 
 def test_kubernetes(run: Run, docker: Docker, function: str, photo: Path, manifest: Any) -> None:
@@ -162,40 +183,33 @@ def test_kubernetes(run: Run, docker: Docker, function: str, photo: Path, manife
     pod = template["spec"]
     (spec,) = pod["containers"]
     container = run(*pod_options(pod, spec), "--user", "23456:0", image=function)
-    kubelet = {"User-Agent": "kube-probe/1.34", "Accept": "*/*", "Connection": "close"}
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        path = spec[probe]["httpGet"]["path"]
-        container.wait_until(lambda path=path: container.answers(path))
-        assert container.get(path, **kubelet).status_code == 200
+    probed(container, spec, "startupProbe", "readinessProbe", "livenessProbe")
     scraped = template["metadata"]["annotations"]["prometheus.io/path"]
     assert "cicada_queue_depth 0.0" in container.get(scraped).text
     with ThreadPoolExecutor() as node:
         leaving = node.submit(container.execute, *spec["lifecycle"]["preStop"]["exec"]["command"])
         assert container.predict(photo, "flowers").status_code == 200
         leaving.result()
-    told_to_end_at_work(container, docker, photo, "/predictions/flowers", {})
-    ends_in_time(container, docker, pod["terminationGracePeriodSeconds"])
+    told = told_to_end_at_work(container, docker, "/predictions/flowers", photo.read_bytes(), JPEG)
+    ends_in_time(container, docker, told, pod["terminationGracePeriodSeconds"])
 
 
 def test_kserve(run: Run, docker: Docker, weights: Any, manifest: Any) -> None:
-    """The v2 protocol on a store mounted where KServe mounts it: metadata, readiness per model, infer."""
+    """The v2 protocol on a store mounted where KServe mounts it: metadata, readiness per model, infer; SIGTERM."""
     runtime = manifest("kserve/runtime.yaml")["spec"]
     (spec,) = runtime["containers"]
-    _, mounted = weights.with_models("resnet50")
-    volume = mounted.partition(":")[0]
     container = run(
         *pod_options(runtime, spec),
         "--user", "1000650000:0",
-        "--volume", f"{volume}:/mnt/models:ro",
+        *weights.with_models("resnet50", at="/mnt/models"),
         command=spec["args"],
     )  # fmt: skip
-    container.wait_until(lambda: container.answers(spec["livenessProbe"]["httpGet"]["path"]))
-    container.wait_until(lambda: container.answers(spec["readinessProbe"]["httpGet"]["path"]))
+    probed(container, spec, "livenessProbe", "readinessProbe")
     assert container.get("/v2/models/resnet50/ready").json()["ready"] is True
     described = container.get("/v2/models/resnet50").json()
     (tensor,) = described["inputs"]
     values = [0.5] * (3 * 224 * 224)
-    asked = {
+    body = {
         "id": "42",
         "inputs": [
             {"name": tensor["name"], "datatype": "FP32", "shape": [1, 3, 224, 224], "data": values}
@@ -203,14 +217,17 @@ def test_kserve(run: Run, docker: Docker, weights: Any, manifest: Any) -> None:
         "outputs": [{"name": "probabilities"}],
     }
     gateway = {"X-Request-Id": "42", "X-Forwarded-For": "10.0.0.1", "X-Envoy-Attempt-Count": "1"}
-    answer = container.client.post("/v2/models/resnet50/infer", json=asked, headers=gateway)
+    infer = "/v2/models/resnet50/infer"
+    answer = container.client.post(infer, json=body, headers=gateway)
     assert answer.status_code == 200
     (probabilities,) = answer.json()["outputs"]
     assert probabilities["shape"] == [1, 1000]
     assert abs(sum(probabilities["data"]) - 1) < 1e-3
     assert answer.json()["id"] == "42"
-    docker("kill", "--signal", "TERM", container.id)
-    ends_in_time(container, docker, 30)
+    told = told_to_end_at_work(
+        container, docker, infer, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    ends_in_time(container, docker, told, 30)
 
 
 def test_lambda(
@@ -223,7 +240,7 @@ def test_lambda(
     manifest: Any,
     tmp_path: Path,
 ) -> None:
-    """Read-only, a user of no group that we know, no /dev/shm, frozen between invocations, killed in the end.
+    """Read-only, a user of no group that we know, no /dev/shm, frozen between invocations; in the end SIGTERM, and 2 s.
 
     The adapter itself is AWS's; what it asks of the service is asked here: readiness every 10 ms, then one
     request after another with the invocation's context in headers.
@@ -266,6 +283,7 @@ def test_lambda(
         docker("pause", container.id)
         docker("unpause", container.id)
     assert not container.events("handler ended")
+    ends_in_time(container, docker, told_to_end(container, docker), 2)
 
 
 def stand_in_adapter(build: Build, folder: Path) -> str:
@@ -299,8 +317,21 @@ def test_sagemaker(run: Run, docker: Docker, function: str, photo: Path, manifes
         assert container.client.get("/ping", timeout=2).status_code == 200  # also while it works
     assert asked.result().status_code == 200
     assert len(asked.result().json()) == 5
-    docker("kill", "--signal", "TERM", container.id)
-    ends_in_time(container, docker, 30)
+    told = told_to_end_at_work(container, docker, "/invocations", photo.read_bytes(), headers)
+    ends_in_time(container, docker, told, 30)
+
+
+def test_sagemaker_with_weights_of_its_own(run: Run, weights: Any, photo: Path) -> None:
+    """What `model.tar.gz` held lies at /opt/ml/model, read-only."""
+    container = run(
+        *weights.with_models("resnet50", at="/opt/ml/model"),
+        *given({"CICADA_WEIGHTS": "/opt/ml/model", "CICADA_DEFAULT_MODEL": "resnet50"}),
+        command=["serve"],
+    )
+    container.wait_until(lambda: container.answers("/ping"))
+    answer = container.client.post("/invocations", content=photo.read_bytes(), headers=JPEG)
+    assert answer.status_code == 200
+    assert answer.headers["Cicada-Model"] == "resnet50"
 
 
 def test_openfaas(run: Run, docker: Docker, function: str, photo: Path, manifest: Any) -> None:
@@ -310,13 +341,13 @@ def test_openfaas(run: Run, docker: Docker, function: str, photo: Path, manifest
     container = run(
         "--read-only",
         "--tmpfs", "/tmp",
-        "--memory", described["limits"]["memory"].replace("Gi", "g"),
+        *limited(described["limits"]),
         *given(described["environment"]),
         image=function,
     )  # fmt: skip
-    annotations = described["annotations"]
-    container.wait_until(lambda: container.answers(annotations["com.openfaas.health.http.path"]))
-    container.wait_until(lambda: container.answers(annotations["com.openfaas.ready.http.path"]))
+    for probe in ("health", "ready"):
+        path = described["annotations"][f"com.openfaas.{probe}.http.path"]
+        container.wait_until(lambda path=path: container.answers(path, **KUBELET))
     gateway = {
         "X-Call-Id": "0d3ba6a2-6a0c-4a8c-9d3a-9ed5e2a0b4a1",
         "X-Start-Time": "1542409706888000000",
@@ -324,5 +355,7 @@ def test_openfaas(run: Run, docker: Docker, function: str, photo: Path, manifest
         "X-Forwarded-For": "10.0.0.1",
     }
     # The gateway takes its own part of the path, /function/flowers, away.
-    told_to_end_at_work(container, docker, photo, "/invocations", gateway)
-    ends_in_time(container, docker, 30)
+    told = told_to_end_at_work(
+        container, docker, "/invocations", photo.read_bytes(), JPEG | gateway
+    )
+    ends_in_time(container, docker, told, 30)
