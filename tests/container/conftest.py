@@ -164,10 +164,6 @@ class Container:
     def execute(self, *command: str, check: bool = True) -> str:
         return docker("exec", self.id, *command, check=check)
 
-    def processes(self) -> list[str]:
-        """The engine's rows about them: user, process id on this machine, and so on."""
-        return docker("top", self.id).splitlines()[1:]
-
     @property
     def log(self) -> str:
         return docker("logs", self.id, check=False)

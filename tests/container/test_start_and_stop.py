@@ -18,33 +18,34 @@ STARTS = 3
 
 
 def waited_for_a_processor_s(container: Any) -> float:
-    """What the container's processes waited while others had the processors: a busy machine is not its fault."""
-    pids = [row.split()[1] for row in container.processes()]
-    waits = [Path(f"/proc/{pid}/schedstat") for pid in pids]
-    return sum(int(wait.read_text().split()[1]) for wait in waits if wait.exists()) / 1e9
+    """What the process that answers waited while others had the processors: a busy machine is not its fault."""
+    schedstat = Path(f"/proc/{container.state['Pid']}/schedstat")
+    return int(schedstat.read_text().split()[1]) / 1e9
 
 
 def seconds_until(container: Any, path: str) -> float:
-    """From the container's start to the first answer, on processors of its own."""
+    """From the container's start to the first answer."""
     started_s = container.started_s
     while not container.answers(path):
         assert time.time() - started_s < 90, container.log
-    return float(time.time() - started_s - waited_for_a_processor_s(container))
+    return float(time.time() - started_s)
 
 
 def test_it_answers_within_a_second_and_serves_within_ten(
     run: Run, weights: Any, docker: Docker
 ) -> None:
     """What platforms hold against a container; the best of a few starts, as the machine has other work, too."""
-    lives, readies = [], []
+    lives, waits, readies = [], [], []
     for _ in range(STARTS):
         container = run("--cpus", "2", *weights.with_models("resnet50"))
         lives.append(seconds_until(container, "/v2/health/live"))
+        waits.append(waited_for_a_processor_s(container))
         readies.append(seconds_until(container, "/v2/health/ready"))
         docker("rm", "--force", container.id)
-    print(f"live after {min(lives):.2f} s, ready after {min(readies):.2f} s")
-    assert min(lives) < LIVE_S, lives
-    assert min(readies) < READY_S, readies
+    figures = {"live_s": lives, "waited_s": waits, "ready_s": readies}
+    print(figures)
+    assert min(live - wait for live, wait in zip(lives, waits, strict=True)) < LIVE_S, figures
+    assert min(readies) < READY_S, figures
 
 
 def test_stopped_it_answers_who_it_works_for_and_ends_in_time(
