@@ -5,7 +5,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -93,8 +92,8 @@ class Callers:
         self._body = body
         self._stop = threading.Event()
         self._changed = threading.Condition()
-        self.under_way = 0
-        self.answered: list[httpx.Response] = []
+        self.answered: list[tuple[float, httpx.Response]] = []
+        """When each was asked, and its answer."""
         self._threads = [threading.Thread(target=self._ask) for _ in range(CALLERS)]
 
     def __enter__(self) -> Self:
@@ -110,9 +109,10 @@ class Callers:
     def _ask(self) -> None:
         with httpx.Client(timeout=60) as client:
             while not self._stop.is_set():
+                start = time.monotonic()
                 response = client.post(self._url, content=self._body)
                 with self._changed:
-                    self.answered.append(response)
+                    self.answered.append((start, response))
                     self._changed.notify_all()
 
     def wait_for_more(self, count: int) -> None:
@@ -135,13 +135,14 @@ def test_of_two_containers_one_dies_under_load_and_only_what_it_had_is_lost(
         callers.wait_for_more(ANSWERS_BEFORE)
         assert all(c.metric("cicada_requests_total") > 0 for c in (first, second))
         docker("kill", first.id)
+        killed = time.monotonic()
         callers.wait_for_more(ANSWERS_AFTER)
-    statuses = Counter(response.status_code for response in callers.answered)
-    lost = sum(statuses.values()) - statuses[200]
-    # Each caller has one request under way, so more than that cannot have been in the container that died.
-    assert lost <= CALLERS, statuses
-    assert set(statuses) <= {200, 502}
-    right = [response for response in callers.answered if response.status_code == 200]
+    lost = [(start, response) for start, response in callers.answered if not response.is_success]
+    # Those under way when it died, of which each caller had one.
+    assert all(start < killed for start, _ in lost)
+    assert len(lost) <= CALLERS
+    assert {response.status_code for _, response in lost} <= {502}
+    right = [response for _, response in callers.answered if response.is_success]
     assert len({response.text for response in right}) == 1
     assert len({response.headers["Cicada-Version"] for response in right}) == 1
 
