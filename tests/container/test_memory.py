@@ -1,5 +1,7 @@
 """Memory limits: weights larger than they are, requests larger than they are, and the kernel's own end of them."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,26 @@ def test_a_handler_that_the_kernel_kills_is_replaced_and_the_service_lives_on(
     assert (answer.status_code, answer.json()) == (200, expected)
     assert container.inspect()["RestartCount"] == 0
     assert container.metric("cicada_handler_restarts_total") >= 1
+
+
+def test_killed_as_a_whole_it_is_started_again_and_serves_the_same(
+    run: Run, weights: Any, photo: Path
+) -> None:
+    """As where the kernel ends all of a container's processes when one takes too much memory."""
+    container = run(*weights.with_models("resnet50"), *ONE_GIB, "--restart", "on-failure")
+    container.wait_until_ready()
+    expected = container.predict(photo, "resnet50").json()
+    os.kill(container.state["Pid"], signal.SIGKILL)
+    container.wait_until(lambda: started_again(container))
+    container.serves_at()
+    container.wait_until_ready()
+    answer = container.predict(photo, "resnet50")
+    assert (answer.status_code, answer.json()) == (200, expected)
+
+
+def started_again(container: Any) -> bool:
+    described = container.inspect()
+    return described["RestartCount"] == 1 and not described["State"]["Restarting"]
 
 
 def test_containers_that_share_a_volume_hold_one_copy_of_the_weights(
