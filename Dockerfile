@@ -38,7 +38,7 @@ RUN python -m venv --without-pip /opt/cicada \
     && /opt/cicada/bin/python /build/trim.py \
     && packages="$(/opt/cicada/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && printf '%s\n' /opt/app /function "/packages${packages#/opt/cicada}" > "$packages/app.pth" \
-    && rm -r /build
+    && rm -rf /build /tmp/*
 # Group 0, as platforms that choose the user themselves give it: whoever runs it may prepare models.
 RUN useradd --uid 10001 --gid 0 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin cicada \
     && install --directory --owner 10001 --group 0 --mode 2775 /weights

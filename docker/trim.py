@@ -1,4 +1,4 @@
-"""Takes from the image's environment what a service on the CPU never loads.
+"""Takes from the image's environment what a service on the CPU never loads, and what nobody but a developer does.
 
 To be run by that environment's own interpreter, while the image is built. With CPU-only wheels little is left to do;
 PyPI's torch brings CUDA's libraries. Some of them it is linked against, and those must stay; the others it would
@@ -14,6 +14,8 @@ from typing import Final
 PACKAGES: Final = Path(sysconfig.get_path("purelib"))
 COMPILERS: Final = ("triton",)
 """For `torch.compile`, which nothing here uses."""
+SOURCES: Final = ("a", "h", "hpp", "pxd", "pxi", "pyi", "pyx")
+"""What a type checker or a compiler reads."""
 
 
 def loaded() -> set[Path]:
@@ -32,6 +34,8 @@ def remove_distribution(name: str) -> None:
         files = importlib.metadata.files(name) or []
     except importlib.metadata.PackageNotFoundError:
         return
+    for command in [file for file in files if file.parts[0] == ".."]:
+        (PACKAGES / command).unlink(missing_ok=True)
     for top in {file.parts[0] for file in files} - {".."}:
         shutil.rmtree(PACKAGES / top, ignore_errors=True)
 
@@ -39,10 +43,11 @@ def remove_distribution(name: str) -> None:
 def main() -> None:
     for name in COMPILERS:
         remove_distribution(name)
-    for folder in [*PACKAGES.glob("torch/include"), *PACKAGES.glob("nvidia/**/include")]:
-        shutil.rmtree(folder, ignore_errors=True)
-    for archive in PACKAGES.rglob("*.a"):
-        archive.unlink()
+    for pattern in ("torch/include", "nvidia/**/include", "**/tests"):
+        for folder in list(PACKAGES.glob(pattern)):
+            shutil.rmtree(folder, ignore_errors=True)
+    for source in [file for kind in SOURCES for file in PACKAGES.rglob(f"*.{kind}")]:
+        source.unlink()
     for compiler in PACKAGES.glob("torch/bin/protoc*"):
         compiler.unlink()
     needed = loaded()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Docker = Callable[..., str]
 
 PACKAGES = """
@@ -17,6 +19,23 @@ import pathlib
 for path in pathlib.Path("/opt/app").iterdir():
     print(path.name)
 """
+LEFT_OVER = """
+import importlib.metadata, pathlib, sysconfig
+packages = pathlib.Path(sysconfig.get_path("purelib"))
+kinds = {".a", ".h", ".hpp", ".pxd", ".pxi", ".pyi", ".pyx"}
+print(*(path for path in packages.rglob("*") if path.name == "tests" or path.suffix in kinds))
+print(*pathlib.Path("/tmp").iterdir())
+commands = {point.name for point in importlib.metadata.entry_points(group="console_scripts")}
+for file in pathlib.Path(sysconfig.get_path("scripts")).iterdir():
+    if not file.name.lower().startswith(("activate", "python")) and file.name not in commands:
+        print(file)
+"""
+DEPENDENCIES = re.compile(
+    r"^\| dependencies, with .* \| (\d+) MB: torch (\d+), CUDA (\d+), all else (\d+) \|$",
+    re.MULTILINE,
+)
+OURS = re.compile(r"^\| Cicada: .* \| ([\d.]+) MB \|$", re.MULTILINE)
+MB = 1_000_000
 
 
 def python(docker: Docker, image: str, script: str) -> str:
@@ -76,6 +95,12 @@ def test_nothing_is_in_it_but_what_runs(docker: Docker, image: str) -> None:
     assert found == {"runtime", "handler", "models", "bench", "bin"}
     tools = "import importlib.util as i; print([n for n in ('pip', 'pytest', 'triton') if i.find_spec(n)])"
     assert python(docker, image, tools).strip() == "[]"
+    assert not python(docker, image, LEFT_OVER).strip()
+
+
+def test_what_a_model_of_the_users_may_import_is_still_there(docker: Docker, image: str) -> None:
+    """Tests were taken out of these packages; torch's fx and export import the last two."""
+    python(docker, image, "import numpy.testing, torch.testing, torch.export, sympy, networkx")
 
 
 def test_who_runs_it_cannot_change_it(docker: Docker, image: str) -> None:
@@ -99,9 +124,8 @@ for name in ("runtime.cli", "runtime.server", "handler.process", "fastapi", "tor
     assert "False" not in python(docker, image, script)
 
 
-def test_what_changes_with_every_commit_is_a_small_layer_above_the_large_one(
-    docker: Docker, image: str
-) -> None:
+def layers(docker: Docker, image: str) -> dict[str, int]:
+    """The bytes of each of the image's two large layers that the base has not."""
     lines = docker(
         "history", "--format", "{{.Size}}\t{{.CreatedBy}}", "--human=false", "--no-trunc", image
     )
@@ -110,4 +134,26 @@ def test_what_changes_with_every_commit_is_a_small_layer_above_the_large_one(
         size, _, step = line.partition("\t")
         for name in steps:
             steps[name] = steps[name] or (int(size) if name in step else 0)
+    return steps
+
+
+def test_what_changes_with_every_commit_is_a_small_layer_above_the_large_one(
+    docker: Docker, image: str
+) -> None:
+    steps = layers(docker, image)
     assert steps["COPY"] < 8 << 20 < steps["venv"]
+
+
+def test_its_layers_are_as_large_as_readme_says(
+    docker: Docker, image: str, repository: Path
+) -> None:
+    """Of the default index's torch; what the base takes is the base's."""
+    readme = (repository / "README.md").read_text()
+    dependencies, ours = DEPENDENCIES.search(readme), OURS.search(readme)
+    assert dependencies is not None
+    assert ours is not None
+    total, *parts = map(int, dependencies.groups())
+    assert sum(parts) == total
+    steps = layers(docker, image)
+    assert total * MB == pytest.approx(steps["venv"], rel=0.1)
+    assert float(ours[1]) * MB == pytest.approx(steps["COPY"], rel=0.1)
