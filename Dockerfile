@@ -56,6 +56,7 @@ ENTRYPOINT ["cicada"]
 CMD ["serve"]
 # Last, since it changes with every commit: a few megabytes.
 COPY --from=application /opt/app /opt/app
+ARG BASE
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 ARG CREATED=1970-01-01T00:00:00Z
@@ -63,4 +64,5 @@ LABEL org.opencontainers.image.title="Cicada" \
       org.opencontainers.image.description="Serves image classification from containers that keep no model in memory" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.created="${CREATED}"
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.base.name="${BASE}"
