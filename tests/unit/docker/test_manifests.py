@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -181,6 +183,18 @@ def test_kubernetes_parts_belong_together(folder: Path) -> None:
     assert budget["selector"]["matchLabels"] == labels
     kustomization = read(folder / "kubernetes" / "kustomization.yaml")
     assert {file.name for file in core_manifests(folder)} == set(kustomization["resources"])
+
+
+def test_kustomize_makes_of_them_what_they_say(folder: Path) -> None:
+    """The tool itself, which kubectl contains: its schema would not find a missing file."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("there is no kubectl (Debian: kubernetes-client)")
+    made = yaml.safe_load_all(
+        subprocess.check_output([kubectl, "kustomize", folder / "kubernetes"], text=True)
+    )
+    by_kind = {manifest["kind"]: manifest for manifest in made}
+    assert by_kind == {read(file)["kind"]: read(file) for file in core_manifests(folder)}
 
 
 def test_kserve_finds_the_runtime_of_the_service(folder: Path) -> None:
