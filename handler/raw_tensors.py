@@ -41,10 +41,10 @@ class RawTensors:
                     f"input {spec.name!r} has the shape {shape} in {len(body) - start} bytes, "
                     f"expected {len(spec.shape)} sizes and the values of all"
                 )
-            part = memoryview(body)[start:end]
-            made[spec.name] = (
-                torch.frombuffer(part, dtype=dtype) if end > start else torch.empty(0, dtype=dtype)
-            ).reshape(shape)
+            # Of its own memory, as the plain module's is: kernels round otherwise at other alignments.
+            values = torch.empty(end - start, dtype=torch.uint8)
+            values.numpy()[:] = memoryview(body)[start:end]
+            made[spec.name] = values.view(dtype).reshape(shape)
             start = end
         if start != len(body):
             raise InvalidInput(f"{len(body) - start} bytes follow those of the inputs")
