@@ -19,7 +19,7 @@ from handler.plan import Plan, Plans
 from handler.processing import Encoded, OwnProcessings, Processing
 from handler.raw_tensors import RawTensors
 from handler.scheduler import DurationRecords
-from handler.steps import OpenFiles, forward, steps
+from handler.steps import LayerStep, OpenFiles, forward, steps
 from handler.strategies import STRATEGIES, Strategy
 from handler.timeline import Timeline, now_ns
 from handler.wire import Header
@@ -148,13 +148,13 @@ class RequestHandler:
         model, plan, files = self._open(request)
         release.files = files
         timeline = Timeline(plan.names, request.strategy.decoupled, arrival_ns)
-        layers = steps(model, plan, files, request.strategy)
+        layers = release.layers = steps(model, plan, files, request.strategy)
         run = self._pipeline.begin(
             layers,
             request.strategy,
             self._durations.of(str(model.path), plan.layer_bytes),
             timeline,
-            forward(plan, layers),
+            forward(model, plan, layers),
         )
         release.run = run
         cancellation.attach(run.cancel)
@@ -200,10 +200,13 @@ class _Release:
 
     run: Run | None = None
     files: OpenFiles | None = None
+    layers: Sequence[LayerStep] = ()
 
     def __call__(self) -> None:
         if self.run is not None:
             self.run.leave()
+        for layer in self.layers:
+            layer.release()
         if self.files is not None:
             self.files.close()
 

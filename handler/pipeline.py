@@ -44,8 +44,8 @@ class Forward(Protocol):
     """How the compute unit runs the layers."""
 
     @property
-    def until(self) -> Sequence[int]:
-        """Per layer, the one in whose execution it is used for the last time."""
+    def until(self) -> Sequence[int | None]:
+        """Per layer, the one in whose execution it is used for the last time; None: no one knows."""
 
     def __call__(self, enter: Callable[[int], Sequence[int]], value: Any) -> Any:
         """The output. `enter` is to be called whenever a layer is come to: it waits for its weights, and
@@ -57,7 +57,7 @@ class InTurn:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = steps
-        self.until = range(len(steps))
+        self.until: Sequence[int | None] = range(len(steps))
 
     def __call__(self, enter: Callable[[int], Sequence[int]], value: Any) -> Any:
         for index, step in enumerate(self._steps):

@@ -175,24 +175,31 @@ class LayerStep:
         return self.built.execute(value)
 
     def release(self) -> None:
-        self._built = None
+        built, self._built = self._built, None
+        if built is not None:
+            built.empty()
 
 
 class GatedSteps:
-    """The model's own forward over its layers' steps."""
+    """The model's own forward over its layers' steps.
 
-    def __init__(self, gated: GatedForward, steps: Sequence[LayerStep]) -> None:
+    own: it is the user's, which may come back to a layer on other inputs than the example's.
+    """
+
+    def __init__(self, gated: GatedForward, steps: Sequence[LayerStep], *, own: bool) -> None:
         self._gated = gated
         self._steps = steps
-        self.until = [part.until for part in gated.parts]
+        self.until = [None if own else part.until for part in gated.parts]
 
     def __call__(self, enter: Enter, value: Any) -> Any:
         return self._gated(lambda layer: self._steps[layer].built, enter, value)
 
 
-def forward(plan: Plan, steps: Sequence[LayerStep]) -> Forward:
+def forward(model: PreparedModel, plan: Plan, steps: Sequence[LayerStep]) -> Forward:
     """How the layers are run: by the model's own forward, or each on the output of the one before."""
-    return InTurn(steps) if plan.gated is None else GatedSteps(plan.gated, steps)
+    if plan.gated is None:
+        return InTurn(steps)
+    return GatedSteps(plan.gated, steps, own=model.manifest.factory is not None)
 
 
 def steps(

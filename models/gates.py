@@ -1,6 +1,6 @@
 """A module's own forward, run over layers that may not be there yet: it waits at each as it comes to it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -69,6 +69,11 @@ class Gate(dict[str, Any]):
         if layer is not None:
             self._arrive(layer)
         return super().__getitem__(name)
+
+    def close(self) -> None:
+        """It is used no more; its module may be held by itself, and is to hold no weights then."""
+        self.clear()
+        del self._arrive
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401 - this is `get`
@@ -156,8 +161,8 @@ class GatedForward:
                 self._place(gates, layer, loaded)
 
         gates: list[Gate] = []
+        structure = self._blueprint.build()
         try:
-            structure = self._blueprint.build()
             prepared(structure.root)
             gates += [
                 _with_gate(structure.modules[number], table, layers, arrive)
@@ -167,9 +172,10 @@ class GatedForward:
         finally:
             # They hold each other, and with them the weights, which would stay until a collection.
             for gate in gates:
-                gate.clear()
+                gate.close()
             gates.clear()
             del arrive
+            empty(structure.modules)
 
     def _place(self, gates: Sequence[Gate], layer: int, loaded: Callable[[int], Loaded]) -> None:
         """Puts what the layer has into the tables of the modules above."""
@@ -202,6 +208,12 @@ def contents(module: nn.Module, name: str) -> Iterator[str]:
         for entry, value in part.__dict__[table].items():
             if value is not None and entry not in part._non_persistent_buffers_set:
                 yield f"{name}.{entry}"
+
+
+def empty(modules: Iterable[nn.Module]) -> None:
+    """Takes from modules that are used no more all that they hold: it may be each other, and themselves."""
+    for module in modules:
+        module.__dict__.clear()
 
 
 def call_with(root: nn.Module, inputs: Any) -> Any:

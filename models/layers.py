@@ -8,6 +8,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
+from models import gates
 from models.blueprint import Blueprint, Slot, Structure
 from models.fusion import Normalization
 from models.gates import GatedForward
@@ -187,6 +188,10 @@ class BuiltLayer:
 
     def execute(self, value: Any) -> Any:
         return self._run(self._structure.root, value)
+
+    def empty(self) -> None:
+        """Lets go of its modules' contents at once: what holds itself would stay until a collection."""
+        gates.empty(self._structure.modules)
 
 
 def _allocated(slot: Slot) -> Tensor:

@@ -188,6 +188,20 @@ class Unused(nn.Module):
         return value * 2
 
 
+class ComesBack(nn.Module):
+    """Comes to its layers as often as its input is long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early = nn.Linear(5, 5)
+        self.late = nn.Linear(5, 5)
+
+    def forward(self, value: Tensor) -> Tensor:
+        for _ in range(value.shape[1]):
+            value = self.late(self.early(value))
+        return value
+
+
 def floats(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(3))
 
@@ -218,3 +232,8 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "unused": (Unused, floats(2, 3)),
     "traced by fx": (lambda: torch.fx.symbolic_trace(CalledTwice()), floats(2, 5)),
 }
+
+
+def make(name: str) -> nn.Module:
+    """The factory of them all."""
+    return MODULES[name][0]()
