@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from handler import denormals
+from handler import denormals, openmp
 from handler.cancellation import Cancellation
 from handler.classification import ImageClassification
 from handler.errors import ModelFault, RequestFailed, UnknownTarget
@@ -16,7 +16,7 @@ from handler.images import MAX_PIXELS
 from handler.memory import Trimmer
 from handler.pipeline import Cancelled, Pipeline, Run
 from handler.plan import Plan, Plans
-from handler.processing import Encoded, OwnProcessings, Processing
+from handler.processing import Encoded, OwnProcessing, OwnProcessings, Processing
 from handler.raw_tensors import RawTensors
 from handler.scheduler import DurationRecords
 from handler.steps import LayerStep, OpenFiles, forward, steps
@@ -165,7 +165,7 @@ class RequestHandler:
                 value = processing.decode(request.input, body)
                 timeline.decoded = (start, now_ns())
                 with denormals.taken_as_zero():
-                    outputs = _executed(run, model, value)
+                    outputs = _executed(run, model, processing, value)
                 del value
                 return _result(request, model, processing.encode(outputs), timeline)
         except BaseException as error:
@@ -211,20 +211,22 @@ class _Release:
             self.files.close()
 
 
-def _executed(run: Run, model: PreparedModel, value: Any) -> Any:
-    """The outputs; what a forward of the user's raises is its fault, and is said to be."""
-    if model.manifest.factory is None:
+def _executed(run: Run, model: PreparedModel, processing: Processing, value: Any) -> Any:
+    """The outputs; what a forward raises is the fault of the user's model or processing, and is said to be."""
+    given = f" on what {processing.name} gave it" if isinstance(processing, OwnProcessing) else ""
+    if model.manifest.factory is None and not given:
         return run.execute(value)
     try:
-        return run.execute(value)
+        with openmp.watched(f"the forward of model {model.name!r}"):
+            return run.execute(value)
     except (RequestFailed, Cancelled, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if _is_of_memory(error):
             raise
         log.exception("the forward of %s failed", model.name)
         raise ModelFault(
-            f"model {model.name!r}: its forward failed: {type(error).__name__}: {error}"
+            f"model {model.name!r}: its forward failed{given}: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -262,7 +264,7 @@ def _unforeseen(failure: Exception) -> tuple[int, str]:
     return RequestFailed.status, "the handler failed: a fault of the service"
 
 
-def _is_of_memory(failure: Exception) -> bool:
+def _is_of_memory(failure: BaseException) -> bool:
     return isinstance(failure, MemoryError) or "can't allocate memory" in str(failure)
 
 

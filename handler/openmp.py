@@ -1,4 +1,4 @@
-"""Keeps threads other than the compute unit's out of OpenMP.
+"""Keeps threads other than the compute unit's out of OpenMP, and the compute unit's team as it is.
 
 A second thread with an OpenMP team makes libgomp stop spinning: a resident ResNet-50 then takes 80
 instead of 52 ms for as long as the process lives.
@@ -6,9 +6,15 @@ instead of 52 ms for as long as the process lives.
 
 import ctypes
 import functools
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -29,3 +35,20 @@ def stay_single_threaded() -> None:
     # MKL has a count of its own, and a team from it: `trunc_normal_`, with which transformers begin, is its.
     if set_mkl_threads := getattr(_loaded("libtorch_cpu"), "MKL_Set_Num_Threads_Local", None):
         set_mkl_threads(1)
+
+
+@contextmanager
+def watched(what: str) -> Iterator[None]:
+    """For code of the user's on this thread: no team of threads comes to be unnoticed.
+
+    What it changes of torch's thread count is put back, and told in the log, as is what it leaves running.
+    """
+    count, running = torch.get_num_threads(), threading.active_count()
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != count:
+            log.warning("%s changed torch's number of threads", what)
+            torch.set_num_threads(count)
+        if (left := threading.active_count() - running) > 0:
+            log.warning("%s left threads running (%d), which may slow the model down", what, left)

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from handler import openmp
 from handler.errors import ModelFault
 from handler.retrieval import FileLayout, TensorView
 from models import blocked, catalog, own
@@ -60,7 +61,8 @@ class Plans:
         key = str(model.path)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = _plan(model)
+            with openmp.watched(f"the code of model {model.name!r}"):
+                plan = self._plans[key] = _plan(model)
         self._plans.move_to_end(key)
         if len(self._plans) > self._most:
             self._plans.popitem(last=False)

@@ -10,7 +10,7 @@ model is called with: a tensor, a sequence of inputs in order, or a mapping of t
 InvalidInput for what the caller has to do otherwise (status 400). `encode` gets what the model returned.
 
 They run on the compute thread, the one that may enter OpenMP, so that no second team of threads comes to
-be. What they change of torch's thread count is put back, and told in the log.
+be. What they change of torch's thread count, when they are called or imported, is put back, and told in the log.
 """
 
 import json
@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-import torch
 from torch import Tensor
 
+from handler import openmp
 from handler.errors import InvalidInput, ModelFault, RequestFailed
 from handler.wire import Header
 from models import factories, own
@@ -62,7 +62,7 @@ class OwnProcessing:
     """The user's module. What it raises is answered, InvalidInput as it is, everything else as its fault."""
 
     def __init__(self, name: str, decode: Callable[..., Any], encode: Callable[..., Any]) -> None:
-        self._name = name
+        self.name = f"{own.PROCESSING} {name}"
         self._decode = decode
         self._encode = encode
         self._parameters: Parameters = {}
@@ -80,20 +80,16 @@ class OwnProcessing:
 
     @contextmanager
     def _running(self, function: str) -> Iterator[None]:
-        threads = torch.get_num_threads()
         try:
-            yield
+            with openmp.watched(f"{function} of {self.name}"):
+                yield
         except (RequestFailed, MemoryError):
             raise
-        except Exception as error:
-            log.exception("%s of %s failed", function, self._name)
+        except (Exception, SystemExit) as error:
+            log.exception("%s of %s failed", function, self.name)
             raise ModelFault(
-                f"{own.PROCESSING} {self._name} failed in {function}: {type(error).__name__}: {error}"
+                f"{self.name} failed in {function}: {type(error).__name__}: {error}"
             ) from error
-        finally:
-            if torch.get_num_threads() != threads:
-                log.warning("%s of %s changed torch's number of threads", function, self._name)
-                torch.set_num_threads(threads)
 
 
 def _content(value: Value) -> tuple[bytes, str]:
@@ -123,7 +119,8 @@ class OwnProcessings:
         try:
             code = self._code(model)
             if code not in self._functions:
-                self._functions[code] = own.processing_functions(code)
+                with openmp.watched(f"{own.PROCESSING} {code.target}"):
+                    self._functions[code] = own.processing_functions(code)
         except ModelError as error:
             raise ModelFault(f"model {model.name!r}: {error}") from error
         return OwnProcessing(code.target, *self._functions[code])

@@ -1,6 +1,7 @@
 """Models of the user's over real HTTP: a sentence model with trained weights, and tensors of any kind."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -56,6 +57,8 @@ PROCESSING = dedent("""
             raise InvalidInput("the body is bad, expected a good one")
         if body == b"worse":
             raise KeyError("worse")
+        if body == b"worst":
+            raise SystemExit("worst")
         return torch.tensor([[1, 2]]), torch.ones(1, 3) * float(parameters.get("times", 1))
 
     def encode(outputs, parameters):
@@ -215,6 +218,9 @@ class TestProcessing:
         worse = self.ask(own_server, b"worse")
         assert worse.status_code == 500
         assert "models.py failed in decode: KeyError: 'worse'" in worse.json()["error"]
+        worst = self.ask(own_server, b"worst")
+        assert worst.status_code == 500, "not 502: the handler does not end of it"
+        assert "models.py failed in decode: SystemExit: worst" in worst.json()["error"]
         for kind in ("nan", "object"):
             failed = self.ask(own_server, query=f"as={kind}")
             assert failed.status_code == 500
@@ -358,6 +364,62 @@ def test_a_factory_that_was_changed_since_is_a_fault_that_names_it(
             line.startswith("the default model cannot be served: model 'two': the factory")
             for line in told
         ), "at the start, before anyone asks"
+
+
+@pytest.mark.parametrize("by", ["--processing", "CICADA_PROCESSING"])
+def test_a_processing_may_be_a_module_of_a_package(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    serve: Callable[[Path, dict[str, str]], Iterator[Server]],
+    by: str,
+) -> None:
+    package = tmp_path / "packages" / "speech"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "words.py").write_text(PROCESSING)
+    (tmp_path / "two.py").write_text(TWO_INPUTS)
+    path = [str(package.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    weights = tmp_path / "weights"
+    own = ["--factory", f"{tmp_path}/two.py:make", "--example", "1x2:int64,1x3", "--random", "1"]
+    own += [by, "speech.words"] if by == "--processing" else []
+    assert prepare(weights, "two", *own).returncode == 0
+    for server in serve(weights, {} if by == "--processing" else {by: "speech.words"}):
+        answer = server.client.post("/predictions/two", content=b"good")
+        assert answer.status_code == 200, answer.text
+        assert answer.json().keys() == {"threads", "sums"}
+        failed = server.client.post("/predictions/two", content=b"worse")
+        assert failed.status_code == 500
+        assert "speech.words failed in decode: KeyError" in failed.json()["error"]
+
+
+MORE_THREADS = "\nimport torch\ntorch.set_num_threads(2)\n"
+
+
+def test_threads_that_another_models_code_sets_at_its_import_are_put_back_and_told(
+    tmp_path: Path, serve: Callable[[Path, dict[str, str]], Iterator[Server]]
+) -> None:
+    """It is imported at the model's first request, on the thread that computes."""
+    (tmp_path / "two.py").write_text(TWO_INPUTS + MORE_THREADS)
+    (tmp_path / "own.py").write_text(PROCESSING + MORE_THREADS)
+    weights = tmp_path / "weights"
+    own = ["--factory", f"{tmp_path}/two.py:make", "--example", "1x2:int64,1x3"]
+    own += ["--processing", f"{tmp_path}/own.py", "--random", "1"]
+    assert prepare(weights, "two", *own).returncode == 0
+    assert prepare(weights, "squeezenet1_1", "--random", "1").returncode == 0
+    for server in serve(weights, {"CICADA_DEFAULT_MODEL": "squeezenet1_1"}):
+        answer = server.client.post("/predictions/two", content=b"good")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["threads"] == 1
+        told = [line["event"] for line in server.events() if "number of threads" in line["event"]]
+        assert told == [
+            f"{what} changed torch's number of threads"
+            for what in (
+                "the code of model 'two'",
+                f"the processing {tmp_path}/own.py",
+                f"decode of the processing {tmp_path}/own.py",
+            )
+        ]
 
 
 @pytest.mark.parametrize("settings", [{}, {"CICADA_DEFAULT_MODEL": "two"}])

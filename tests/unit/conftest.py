@@ -1,7 +1,8 @@
-"""A stand-in for the host that weights are downloaded from."""
+"""What unit tests share: a stand-in for the host that weights are downloaded from, and imports undone."""
 
 import io
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -85,3 +86,17 @@ def download_host() -> Iterator[DownloadHost]:
         yield host
         server.shutdown()
         thread.join(10)
+
+
+@pytest.fixture
+def imports_are_undone(tmp_path: Path) -> Iterator[None]:
+    """A user's module is one per process and file; the next test's has the same name and other contents.
+
+    What torch imports meanwhile stays: not all of it can be imported twice.
+    """
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{tmp_path}/"):
+            del sys.modules[name]

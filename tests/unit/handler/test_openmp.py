@@ -12,6 +12,7 @@ import torch
 
 from handler import openmp
 from handler.strategies import STRATEGIES
+from models import preparation
 from models.store import Store
 
 THREADS: Final = 2
@@ -59,7 +60,7 @@ from models import catalog
 from models.random_weights import RandomWeights
 from models.store import Store
 
-root, photo = map(Path, sys.argv[1:])
+root, photo, own_root = map(Path, sys.argv[1:])
 stay_single_threaded()
 before = tasks()
 compute = UnitThread("compute", on_start=_start_openmp_team)
@@ -67,6 +68,7 @@ compute.submit(lambda: None).join()
 team = tasks() - before - 1
 pipeline = Pipeline(retrievals=RETRIEVALS)
 handler = RequestHandler(Store(root), pipeline)
+own_handler = RequestHandler(Store(own_root), pipeline)
 image = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 model = catalog.torchvision_model("resnet18", classes=10)
 model.load_state_dict(dict(RandomWeights(catalog.architecture("resnet18", classes=10), 0)))
@@ -79,7 +81,7 @@ def forward():
 compute.submit(forward).join()
 counts, equal, kinds = [], [], set()
 
-def ask(strategy, name, input, body):
+def ask(handler, strategy, name, input, body):
     header = {"id": "one", "model": name, "version": None, "strategy": strategy, "input": input,
               "outputs": ["logits", "labels"], "top": 5}
     with handler.handling(header, body, time.monotonic_ns(), Cancellation()) as (told, content):
@@ -92,10 +94,13 @@ for repetition in range(3):
     for strategy in STRATEGIES:
         for name in ("resnet18-safetensors", "resnet18-pth"):
             body = bytearray(image.numpy().tobytes())
-            compute.submit(lambda: ask(strategy, name, tensor, body)).join()
+            compute.submit(lambda: ask(handler, strategy, name, tensor, body)).join()
             picture = bytearray(photo.read_bytes())
-            compute.submit(lambda: ask(strategy, name, {"kind": "image"}, picture)).join()
+            compute.submit(lambda: ask(handler, strategy, name, {"kind": "image"}, picture)).join()
             counts.append(tasks() - before)
+        own = {"kind": "own", "content_type": None, "parameters": {}}
+        compute.submit(lambda: ask(own_handler, strategy, "own", own, bytearray(b"any"))).join()
+        counts.append(tasks() - before)
 
 class Large:
     # every step but E runs an operator that is large enough for a team
@@ -120,6 +125,36 @@ for strategy in STRATEGIES.values():
     counts.append(tasks() - before)
 print(json.dumps({"team": team, "counts": counts, "equal": equal, "kinds": sorted(kinds),
                   "with_another_team": on_a_thread(large_operator) - before}))
+"""
+
+OWN: Final = """
+import torch
+from torch import nn
+
+def large_operator():
+    torch.ones(1 << 22).mul_(2).sum()
+    torch.zeros(1 << 20).erfinv_()
+
+class Large(nn.Linear):
+    def forward(self, value):
+        large_operator()
+        torch.set_num_threads(4)
+        return super().forward(value)
+
+def make():
+    return Large(4, 2)
+
+def decode(body, content_type, parameters):
+    large_operator()
+    torch.set_num_threads(4)
+    return torch.ones(1, 4)
+
+def encode(outputs, parameters):
+    large_operator()
+    torch.set_num_threads(4)
+    return outputs.tolist()
+
+torch.set_num_threads(4)
 """
 
 TEAMS: Final = """
@@ -151,16 +186,30 @@ has_openmp = pytest.mark.skipif(
 )
 
 
+@pytest.fixture
+def own_store(tmp_path: Path) -> Store:
+    """`own`: a model and a processing of the user's, who sets more threads wherever that can be."""
+    code = tmp_path / "own.py"
+    code.write_text(OWN)
+    threads = torch.get_num_threads()
+    source = preparation.from_factory(f"{code}:make", {}, "1x4", "block", seed=1)
+    store = Store(tmp_path / "weights")
+    preparation.prepare(store, "own", preparation.with_processing(source, str(code)), "safetensors")
+    torch.set_num_threads(threads)
+    return store
+
+
 @has_openmp
+@pytest.mark.usefixtures("imports_are_undone")
 def test_requests_of_every_strategy_and_format_add_no_thread_to_the_units_and_one_team(
-    store: Store, photo: Path
+    store: Store, own_store: Store, photo: Path
 ) -> None:
-    told = run(REQUESTS, store.root, photo)
+    told = run(REQUESTS, store.root, photo, own_store.root)
 
     assert told["team"] == THREADS - 1, "the compute thread's, started before the first request"
     units = 1 + 2 + RETRIEVALS  # compute; layer and weight
     assert set(told["counts"]) == {units + told["team"]}
-    assert len(told["counts"]) == (3 * 2 + 1) * len(STRATEGIES)
+    assert len(told["counts"]) == (3 * 3 + 1) * len(STRATEGIES)
     assert told["with_another_team"] == units + told["team"] + 1 + (THREADS - 1), (
         "a second team would have shown"
     )

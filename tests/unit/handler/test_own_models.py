@@ -21,7 +21,7 @@ from models.gates import call_with
 from models.manifest import WeightFormat
 from models.preparation import Source
 from models.store import Store
-from tests.unit.own_modules import MODULES, ComesBack, floats
+from tests.unit.own_modules import MODULES, ComesBack, Ends, floats
 
 FORMATS: Final[tuple[WeightFormat, ...]] = ("safetensors", "pth")
 MODULE_FACTORY: Final = "tests.unit.own_modules:make"
@@ -163,3 +163,14 @@ def test_a_model_of_timms_classifies_images_as_the_plain_one_does(
     told, found = answered(RequestHandler(store, pipeline), header, body)
     assert are_equal(found, plain, image)
     assert len(told["timeline"]["layers"]) > 2
+
+
+def test_a_forward_that_would_end_the_process_is_a_fault_that_is_named(
+    prepared: Prepare, pipeline: Pipeline, strategy: str, weight_format: str
+) -> None:
+    store, _ = prepared(Ends, "tests.unit.own_modules:Ends", {}, "1x2")
+    header, body = asking(weight_format, strategy, floats(2, 2))
+    handler = RequestHandler(store, pipeline)
+    with handler.handling(header, body, time.monotonic_ns(), Cancellation()) as (told, _):
+        failed = f"model '{weight_format}': its forward failed: SystemExit: too long"
+        assert (told["type"], told["status"], told["message"]) == ("error", 500, failed)
