@@ -8,7 +8,7 @@ prints, where a line `...` leaves lines out. A comment on the line before a fenc
     <!-- ci -->       is run by .ci/run, which runs this test
     <!-- container --> needs a container engine: is run by tests/container/test_readme.py
 
-Measured numbers may differ from those shown; names, statuses, structure and words may not.
+Measured numbers may differ from those shown; names, statuses, structure and words may not, nor what a model answers.
 """
 
 import json
@@ -128,7 +128,9 @@ def _check_http(shown: str, real: str) -> None:
 
 
 def _check_json(shown: str, real: str) -> None:
-    assert _structure(json.loads(real)) == _structure(json.loads(shown))
+    expected, found = json.loads(shown), json.loads(real)
+    assert _structure(found) == _structure(expected)
+    assert list(_fractions(found)) == pytest.approx(list(_fractions(expected)), abs=1e-3)
 
 
 def _header(line: str) -> tuple[str, str]:
@@ -155,6 +157,15 @@ def _structure(value: object) -> object:
     if isinstance(value, list):
         return [_structure(member) for member in value]
     return "number" if isinstance(value, int | float) else type(value).__name__
+
+
+def _fractions(value: object) -> Iterator[float]:
+    """Probabilities and the like: processors may round them otherwise."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list):
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from _fractions(member)
 
 
 class Terminal:
@@ -386,6 +397,12 @@ def test_an_answer_may_not_differ_in_anything_else(shown: str, real: str) -> Non
     assert shown in SHOWN
     with pytest.raises(AssertionError):
         check_answer(SHOWN, SHOWN.replace(shown, real))
+
+
+def test_what_a_model_answers_is_shown_as_it_is() -> None:
+    check_answer('[{"index": 3, "probability": 0.25}]', '[{"index":5,"probability":0.2500001}]')
+    with pytest.raises(AssertionError):
+        check_answer("[[1.0, 0.5]]", "[[1.0, 0.56]]")
 
 
 def test_printed_lines_stand_in_the_order_shown() -> None:
