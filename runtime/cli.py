@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from runtime.settings import Settings
 
 app = typer.Typer(
-    help="Serve image classification from containers that keep no model in memory.",
+    help="Serve image classification, and torch models of your own, from containers that keep no "
+    "model in memory.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -24,7 +24,7 @@ from runtime.errors import ErrorBody
 from runtime.visit import ID_HEADER
 
 DESCRIPTION: Final = """\
-Image classification that builds, loads and runs the model for each request.
+Image classification, and torch models of one's own, built, loaded and run for each request.
 
 Every answer carries `X-Request-ID`; `HEAD` is answered wherever `GET` is; a method that a path has not is answered
 with 405 and `Allow`, an unknown path with 404, both as `{"error": "one sentence"}` like every other error. On any path

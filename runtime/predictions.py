@@ -31,7 +31,7 @@ class Prediction(BaseModel):
     response_model=list[Prediction],
     responses=INFERENCE,
     openapi_extra=IMAGE_BODY,
-    summary="An image's most probable labels",
+    summary="An image's most probable labels, or what the model's own processing answers",
 )
 async def predict_image(
     request: Request, model: ModelName, top: Top = DEFAULT_TOP, strategy: StrategyHeader = None
