@@ -1,12 +1,12 @@
 """WeightDecoupler (paper, section III-D): asynchronous retrieval that can be held at every chunk."""
 
-import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from handler import page_faults
 from handler.scheduler import Decision, Durations, PriorityAwareScheduler
 from handler.timeline import Suspension, Timeline, now_ns
 from handler.unit import Task, UnitThread
@@ -137,11 +137,11 @@ class Flight:
     def _retrieve(self, layer: int) -> bool:
         retrieval = self._retrievals[layer]
         start = begun = now_ns()
-        held, reads = 0, _reads()
+        held, reads = 0, page_faults.storage_reads()
         while True:
             more = retrieval.step()
             end = now_ns()
-            if end - begun > _STORAGE_NS or _reads() > reads:
+            if end - begun > _STORAGE_NS or page_faults.storage_reads() > reads:
                 self._in_memory = False
             if not more:
                 break
@@ -174,12 +174,6 @@ class Flight:
         if decision.resume:
             self._held.difference_update(decision.resume)
             self._changed.notify_all()
-
-
-def _reads() -> int:
-    """How often this thread has read from a block device, or waited for one, as far as the kernel tells."""
-    usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return usage.ru_majflt + usage.ru_inblock
 
 
 class WeightDecoupler:

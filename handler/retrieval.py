@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from handler.page_faults import map_cached
 from models import blocked
 from models.blocked import BlockedView
 from models.manifest import BlockedLayout
@@ -24,6 +25,7 @@ from models.mapped_memory import MADV_POPULATE_READ
 from models.weight_files import in_stored_order
 
 CHUNK_BYTES: Final = 4 << 20
+_LARGE_PAGE: Final = 2 << 20
 _UNPICKLING_ERRORS: Final = (
     pickle.UnpicklingError,
     RuntimeError,
@@ -150,7 +152,15 @@ class MappedFile:
     descriptor: an open file of `size` bytes; it may be closed once the first step is done.
     """
 
-    __slots__ = ("_address", "_descriptor", "_layout", "_mapping", "_populated", "_size")
+    __slots__ = (
+        "_address",
+        "_descriptor",
+        "_device",
+        "_layout",
+        "_mapping",
+        "_populated",
+        "_size",
+    )
 
     is_mapped = True
 
@@ -160,6 +170,7 @@ class MappedFile:
         self._layout = layout
         self._mapping: mmap.mmap | None = None
         self._address = 0
+        self._device = 0
         self._populated = 0
 
     @property
@@ -168,27 +179,41 @@ class MappedFile:
 
     def step(self) -> bool:
         if self._mapping is None:
-            found = os.fstat(self._descriptor).st_size
-            if found < self._size:
-                raise _cut_short(found, self._size)
+            status = os.fstat(self._descriptor)
+            if status.st_size < self._size:
+                raise _cut_short(status.st_size, self._size)
+            self._device = status.st_dev
             self._mapping = mmap.mmap(
                 self._descriptor, self._size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
             )
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
             _prefer_huge_pages(self._mapping)
-        length = min(CHUNK_BYTES, self._size - self._populated)
-        if _libc.madvise(self._address + self._populated, length, MADV_POPULATE_READ) != 0:
-            self._touch(length, ctypes.get_errno())
-        self._populated += length
-        return self._populated < self._size
+        start, end = self._populated, min(self._populated + CHUNK_BYTES, self._size)
+        small = self._small_pages(start, end)
+        if start < small:
+            self._populate(start, small)
+        if small < end and not map_cached(self._mapping, small, end, self._address, self._device):
+            self._populate(small, end)
+        self._populated = end
+        return end < self._size
 
-    def _touch(self, length: int, error: int) -> None:
+    def _small_pages(self, start: int, end: int) -> int:
+        """From where on no large page fits before the file's end."""
+        if end < self._size:
+            return end
+        return max(start, (self._address + end) // _LARGE_PAGE * _LARGE_PAGE - self._address)
+
+    def _populate(self, start: int, end: int) -> None:
+        if _libc.madvise(self._address + start, end - start, MADV_POPULATE_READ) != 0:
+            self._touch(start, end - start, ctypes.get_errno())
+
+    def _touch(self, start: int, length: int, error: int) -> None:
         """Reads a byte of each page: for kernels before 5.14, which do not know the advice."""
         if error == errno.EFAULT:  # the advice's word for what a read would be killed for
             raise _cut_short(os.fstat(self._descriptor).st_size, self._size)
         if error != errno.EINVAL:
             raise OSError(error, os.strerror(error))
-        content = np.frombuffer(self._mapping, np.uint8, length, self._populated)  # type: ignore[arg-type]
+        content = np.frombuffer(self._mapping, np.uint8, length, start)  # type: ignore[arg-type]
         content[:: mmap.PAGESIZE].max()  # numpy lets go of the GIL, indexing the mapping would not
 
     def take(self) -> Mapping[str, Tensor]:

@@ -1,12 +1,10 @@
 """Asynchronous retrieval with retrievals that the test moves chunk by chunk, and on a throttled disk."""
 
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -14,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import page_cache
-from handler import decoupler
+from handler import decoupler, page_faults
 from handler.decoupler import Flight, Listener, WeightDecoupler
 from handler.scheduler import Durations
 from handler.timeline import Suspension, Timeline
@@ -516,7 +513,7 @@ def test_on_throttled_storage_the_needed_layer_comes_earlier_with_the_scheduler(
 
 
 def test_a_retrieval_may_run_on_the_callers_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoupler, "_reads", lambda: 0)
+    monkeypatch.setattr(page_faults, "storage_reads", lambda: 0)
     heard = Heard()
     files = {layer: Quick() for layer in range(3)}
     flight = Flight(files, never_late(3), timeline_of(3), heard.listener, None)
@@ -531,7 +528,7 @@ def test_it_is_told_once_weights_had_to_be_read_waited_for_or_copied(
     how: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
-    monkeypatch.setattr(decoupler, "_reads", lambda: len(reads))
+    monkeypatch.setattr(page_faults, "storage_reads", lambda: len(reads))
 
     class Waiting(Quick):
         is_mapped = how != "copied"
@@ -553,14 +550,3 @@ def test_it_is_told_once_weights_had_to_be_read_waited_for_or_copied(
         in_memory.append(flight.in_memory)
     assert in_memory == ([False] * 4 if how == "copied" else [True, True, False, False])
     assert heard.rest() == [0, 1, 2]
-
-
-def test_reads_from_a_device_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(8 << 20))
-    page_cache.evict([tmp_path])
-    if page_cache.cached_share(tmp_path):
-        pytest.skip("this file system keeps its files in memory")
-    before = decoupler._reads()
-    path.read_bytes()
-    assert decoupler._reads() > before

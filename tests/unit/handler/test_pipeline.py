@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from handler import decoupler
+from handler import page_faults
 from handler.pipeline import Cancelled, Pipeline, Run, Step
 from handler.plan import Plans
 from handler.retrieval import WeightFile
@@ -461,7 +461,7 @@ def test_later_layers_are_applied_while_a_file_is_delayed(
 def test_weights_that_the_last_request_found_in_memory_are_mapped_by_the_weight_unit(
     pipeline: Pipeline, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoupler, "_reads", lambda: 0)
+    monkeypatch.setattr(page_faults, "storage_reads", lambda: 0)
     durations = durations_of(in_memory=False)
     used = []
     for _ in range(2):
@@ -481,7 +481,7 @@ def test_what_is_in_memory_no_longer_is_left_to_the_retrieval_threads(
     pipeline: Pipeline, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
-    monkeypatch.setattr(decoupler, "_reads", lambda: len(reads))
+    monkeypatch.setattr(page_faults, "storage_reads", lambda: len(reads))
     durations = durations_of(in_memory=True)
     stage, first, others = Stage(), set[str](), set[str]()
 

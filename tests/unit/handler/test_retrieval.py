@@ -203,8 +203,25 @@ def test_each_step_populates_its_chunk_of_the_mapping(tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves all mapping to the advice."""
+    monkeypatch.setattr(retrieval, "map_cached", lambda *_: False)
+
+
+@pytest.mark.usefixtures("no_windows")
+def test_the_advice_alone_populates_as_much(tmp_path: Path) -> None:
+    layout = safetensors(tmp_path / "a.safetensors", tensors(CHUNK_BYTES // 6))
+    with opened(tmp_path / "a.safetensors") as (descriptor, size):
+        file = MappedFile(descriptor, size, layout)
+        while file.step():
+            pass
+        assert all(resident_pages(file))
+
+
+@pytest.fixture
 def madvise_error(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Makes madvise fail with the errno in the list."""
+    """Makes madvise fail with the errno in the list, to which all mapping is left."""
+    monkeypatch.setattr(retrieval, "map_cached", lambda *_: False)
     wanted = [errno.EINVAL]
 
     class Libc:
