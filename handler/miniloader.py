@@ -17,9 +17,7 @@ def load(layer: Layer) -> tuple[BuiltLayer, int]:
     if not sizes:
         return built, 0
     held_bytes = sum(sizes)
-    placeholders = torch.empty(held_bytes, dtype=torch.uint8).split_with_sizes(sizes)
-    for slot, placeholder in zip(layer.parameter_slots, placeholders, strict=True):
-        built.put(slot, placeholder)
+    built.put_placeholders(torch.empty(held_bytes, dtype=torch.uint8).split_with_sizes(sizes))
     return built, held_bytes
 
 

@@ -63,6 +63,10 @@ class TensorView:
         return in_stored_order(self.shape) if self.channels_last else self.shape
 
 
+_Strided = tuple[str, tuple[int, ...], tuple[int, ...], int]
+"""A tensor's key, shape, strides and offset, in elements."""
+
+
 class FileLayout:
     """Where the tensors of a mapped file lie, made ready for cutting them out of it quickly.
 
@@ -81,7 +85,13 @@ class FileLayout:
             if view.blocked is not None
         )
         views = [view for view in views if view.blocked is None]
-        self._others = tuple(view for view in views if view.dtype != self._type)
+        others: dict[torch.dtype, list[_Strided]] = {}
+        for view in views:
+            if view.dtype != self._type:
+                strides = contiguous_strides(view.stored_shape)
+                strided = (view.key, view.stored_shape, strides, view.offset)
+                others.setdefault(view.dtype, []).append(strided)
+        self._others = tuple(others.items())
         self._channels_last = tuple(view.key for view in views if view.channels_last)
         self._sizes: list[int] = []
         self._pieces: list[tuple[int, str, tuple[int, ...] | None]] = []
@@ -106,14 +116,10 @@ class FileLayout:
             key: parts[number] if shape is None else parts[number].view(shape)
             for number, key, shape in self._pieces
         }
-        whole: dict[torch.dtype, Tensor] = {}
-        for view in self._others:
-            if view.dtype not in whole:
-                whole[view.dtype] = _as(mapping, view.dtype)
-            shape = view.stored_shape
-            tensors[view.key] = whole[view.dtype].as_strided(
-                shape, contiguous_strides(shape), view.offset
-            )
+        for dtype, strided in self._others:
+            whole = _as(mapping, dtype)
+            for key, shape, strides, offset in strided:
+                tensors[key] = whole.as_strided(shape, strides, offset)
         if self._blocked:
             tensors |= blocked.tensors(self._blocked, memory)
         for key in self._channels_last:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -127,7 +128,10 @@ class Blueprint:
         links: list[tuple[int, str, int]] = []
         _walk(root, "", absent, named, {}, links)
         self.numbers = {name: number for number, name in enumerate(named)}
-        self._links = tuple(links)
+        self._links = tuple(
+            (parent, tuple((attribute, child) for _, attribute, child in group))
+            for parent, group in itertools.groupby(sorted(links, key=_parent), _parent)
+        )
         self.slots: tuple[Slot, ...] = tuple(_slots(named))
         places = _places(named)
         self._nodes = tuple(_Node(module, places) for module in named.values())
@@ -136,16 +140,19 @@ class Blueprint:
         )
 
     def build(self) -> Structure:
-        built = [node.build() for node in self._nodes]
-        for parent, attribute, child in self._links:
-            built[parent].__dict__["_modules"][attribute] = built[child]
+        tables: list[dict[str, Tensor | None]] = []
+        built = [node.build(tables) for node in self._nodes]
+        for parent, children in self._links:
+            modules = built[parent].__dict__["_modules"]
+            for attribute, child in children:
+                modules[attribute] = built[child]
         for number, node in self._referring:
             node.refer(built[number], built)
-        tables: list[dict[str, Tensor | None]] = []
-        for module in built:
-            state = module.__dict__
-            tables += (state["_parameters"], state["_buffers"])
         return Structure(built[0], tables, built)
+
+
+def _parent(link: tuple[int, str, int]) -> int:
+    return link[0]
 
 
 class _Node:
@@ -193,18 +200,21 @@ class _Node:
     def refers(self) -> bool:
         return bool(self._references or self._late)
 
-    def build(self) -> nn.Module:
+    def build(self, tables: list[dict[str, Tensor | None]]) -> nn.Module:
+        """The module, whose tables of parameters and of buffers are added to those given."""
         # Not by the class's own `__new__`: that of a traced module makes a class, and loses its forward.
         module: nn.Module = object.__new__(self._class)
         state = self._attributes.copy()
-        _set_attribute(module, "__dict__", state)
         for name, fresh in self._mutable:
             state[name] = fresh()
-        state["_parameters"] = self._parameters.copy()
+        state["_parameters"] = parameters = self._parameters.copy()
         state["_buffers"] = buffers = self._buffers.copy()
         state["_modules"] = self._children.copy()
         for name, buffer in self._kept:
             buffers[name] = buffer.clone()
+        tables.append(parameters)
+        tables.append(buffers)
+        _set_attribute(module, "__dict__", state)
         return module
 
     def refer(self, module: nn.Module, built: Sequence[nn.Module]) -> None:

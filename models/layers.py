@@ -60,6 +60,7 @@ class Layer:
         "elsewhere",
         "name",
         "parameter_slots",
+        "placeholder_places",
         "placeholder_sizes",
         "prefix",
         "slots",
@@ -100,6 +101,7 @@ class Layer:
         )
         self.parameter_slots = tuple(slot for slot in own if slot.parameter)
         self.placeholder_sizes = [(slot.elements + 7) // 8 for slot in self.parameter_slots]
+        self.placeholder_places = [(slot.table, slot.attribute) for slot in self.parameter_slots]
         self.tensors: tuple[TensorPlace, ...] = tuple(
             TensorPlace(key, slot.shape, slot.dtype, slot.parameter, slot.memory_format)
             for key, slot in self.slots
@@ -129,6 +131,14 @@ class BuiltLayer:
 
     def put(self, slot: Slot, tensor: Tensor) -> None:
         self._structure.put(slot, tensor)
+
+    def put_placeholders(self, placeholders: Sequence[Tensor]) -> None:
+        """Puts a tensor in each parameter's place, in their order."""
+        tables = self._structure.tables
+        for (table, attribute), tensor in zip(
+            self.layer.placeholder_places, placeholders, strict=True
+        ):
+            tables[table][attribute] = tensor
 
     def parameter_bytes(self) -> int:
         """Bytes of memory that the parameters (not the buffers) have at this moment."""
