@@ -98,7 +98,7 @@ class RequestHandler:
             return
         try:
             model = self._store.open(names[0])
-            self._plans.of(model)
+            self._plans.of(model).build_ahead()
             if self._own.has(model):
                 self._own.of(model)
         except UnknownModel:
@@ -146,7 +146,7 @@ class RequestHandler:
     ) -> Answer:
         request = Request.parse(header)
         model, plan, files = self._open(request)
-        release.files = files
+        release.plan, release.files = plan, files
         timeline = Timeline(plan.names, request.strategy.decoupled, arrival_ns)
         layers = release.layers = steps(model, plan, files, request.strategy)
         run = self._pipeline.begin(
@@ -196,8 +196,9 @@ class RequestHandler:
 
 @dataclass(slots=True)
 class _Release:
-    """What a request leaves to be let go, as far as it came."""
+    """What a request leaves to be let go, as far as it came, and what the next one will want in its place."""
 
+    plan: Plan | None = None
     run: Run | None = None
     files: OpenFiles | None = None
     layers: Sequence[LayerStep] = ()
@@ -209,6 +210,8 @@ class _Release:
             layer.release()
         if self.files is not None:
             self.files.close()
+        if self.plan is not None:
+            self.plan.build_ahead()
 
 
 def _executed(run: Run, model: PreparedModel, processing: Processing, value: Any) -> Any:

@@ -41,6 +41,13 @@ class Plan:
     gated: GatedForward | None
     """The forward that comes to the layers by itself; without it, each takes the one before's output."""
 
+    def build_ahead(self) -> None:
+        """Builds the modules of the next request, without weights, so that it has but to take them."""
+        for planned in self.layers:
+            planned.layer.build_ahead()
+        if self.gated is not None:
+            self.gated.build_ahead()
+
     @property
     def names(self) -> list[str]:
         return [planned.layer.name for planned in self.layers]

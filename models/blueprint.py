@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from models import references, slim
+from models import direct_calls, references
 
 _TABLES: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
-_set_attribute: Final = object.__setattr__
 _CONTAINERS: Final = (dict, OrderedDict, list, set)
 
 _FILLS: Final = frozenset(
@@ -40,6 +39,9 @@ _FILLS: Final = frozenset(
         nn.init.kaiming_normal_,
     }
 )
+
+_set_attribute: Final = object.__setattr__
+"""Not as a module does it, which looks for parameters in what it is given."""
 
 
 class _StructureOnly(TorchFunctionMode):
@@ -109,6 +111,13 @@ class Structure:
     def at(self, slot: Slot) -> Tensor | None:
         return self.tables[slot.table][slot.attribute]
 
+    def empty(self) -> None:
+        """Takes from modules that are used no more all that they hold, which may be each other, and themselves:
+        weights would stay until a collection.
+        """
+        for module in self.modules:
+            module.__dict__.clear()
+
 
 class Blueprint:
     """A module tree without its weights: per module its class, plain attributes, and empty tables.
@@ -121,7 +130,7 @@ class Blueprint:
     absent: dotted names of subtrees that are left out; their places hold None.
     """
 
-    __slots__ = ("_links", "_nodes", "_referring", "numbers", "slots")
+    __slots__ = ("_ahead", "_links", "_nodes", "_referring", "numbers", "slots")
 
     def __init__(self, root: nn.Module, absent: Collection[str] = ()) -> None:
         named: dict[str, nn.Module] = {}
@@ -135,11 +144,22 @@ class Blueprint:
         self.slots: tuple[Slot, ...] = tuple(_slots(named))
         places = _places(named)
         self._nodes = tuple(_Node(module, places) for module in named.values())
+        self._ahead: Structure | None = None
         self._referring = tuple(
             (number, node) for number, node in enumerate(self._nodes) if node.refers
         )
 
+    def build_ahead(self) -> None:
+        """Does the work of the next `build` now."""
+        if self._ahead is None:
+            self._ahead = self._built()
+
     def build(self) -> Structure:
+        """A tree that nobody else has."""
+        ahead, self._ahead = self._ahead, None
+        return self._built() if ahead is None else ahead
+
+    def _built(self) -> Structure:
         tables: list[dict[str, Tensor | None]] = []
         built = [node.build(tables) for node in self._nodes]
         for parent, children in self._links:
@@ -159,6 +179,7 @@ class _Node:
     __slots__ = (
         "_attributes",
         "_buffers",
+        "_call",
         "_children",
         "_class",
         "_kept",
@@ -169,8 +190,9 @@ class _Node:
     )
 
     def __init__(self, module: nn.Module, places: references.Places) -> None:
-        self._class, attributes = slim.plain_attributes(module)
-        plain = {name: value for name, value in attributes.items() if name not in _TABLES}
+        self._class = type(module)
+        self._call = direct_calls.of(module)
+        plain = {name: value for name, value in vars(module).items() if name not in _TABLES}
         found = {name: references.resolver(value, places) for name, value in plain.items()}
         self._references = tuple(
             (name, resolve.get) for name, resolve in found.items() if resolve and not resolve.late
@@ -214,6 +236,8 @@ class _Node:
             buffers[name] = buffer.clone()
         tables.append(parameters)
         tables.append(buffers)
+        if self._call is not None:
+            state[direct_calls.ATTRIBUTE] = functools.partial(self._call, module)
         _set_attribute(module, "__dict__", state)
         return module
 

@@ -1,6 +1,6 @@
 """A module's own forward, run over layers that may not be there yet: it waits at each as it comes to it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -131,6 +131,10 @@ class GatedForward:
         if layers:
             self._gates.append((number, table, layers))
 
+    def build_ahead(self) -> None:
+        """Builds the modules for the next call now."""
+        self._blueprint.build_ahead()
+
     def __call__(
         self,
         loaded: Callable[[int], Loaded],
@@ -175,7 +179,7 @@ class GatedForward:
                 gate.close()
             gates.clear()
             del arrive
-            empty(structure.modules)
+            structure.empty()
 
     def _place(self, gates: Sequence[Gate], layer: int, loaded: Callable[[int], Loaded]) -> None:
         """Puts what the layer has into the tables of the modules above."""
@@ -208,12 +212,6 @@ def contents(module: nn.Module, name: str) -> Iterator[str]:
         for entry, value in part.__dict__[table].items():
             if value is not None and entry not in part._non_persistent_buffers_set:
                 yield f"{name}.{entry}"
-
-
-def empty(modules: Iterable[nn.Module]) -> None:
-    """Takes from modules that are used no more all that they hold: it may be each other, and themselves."""
-    for module in modules:
-        module.__dict__.clear()
 
 
 def call_with(root: nn.Module, inputs: Any) -> Any:

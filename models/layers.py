@@ -8,7 +8,6 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from models import gates
 from models.blueprint import Blueprint, Slot, Structure
 from models.fusion import Normalization
 from models.gates import GatedForward
@@ -107,6 +106,10 @@ class Layer:
             for key, slot in self.slots
         )
 
+    def build_ahead(self) -> None:
+        """Does the work of the next `build` now."""
+        self._blueprint.build_ahead()
+
     def build(self) -> "BuiltLayer":
         """The layer's structure, its parameters and persistent buffers absent."""
         return BuiltLayer(self, self._blueprint.build(), self._run, self._initialize)
@@ -201,7 +204,7 @@ class BuiltLayer:
 
     def empty(self) -> None:
         """Lets go of its modules' contents at once: what holds itself would stay until a collection."""
-        gates.empty(self._structure.modules)
+        self._structure.empty()
 
 
 def _allocated(slot: Slot) -> Tensor:

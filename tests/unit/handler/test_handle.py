@@ -27,6 +27,7 @@ from handler.retrieval import MappedFile, ReadFile
 from handler.steps import LayerStep
 from handler.strategies import STRATEGIES
 from handler.timeline import UNITS
+from models.blueprint import Structure
 from models.store import PreparedModel, Store
 
 Answer = tuple[dict[str, Any], bytes]
@@ -719,3 +720,32 @@ def test_durations_are_recorded_from_request_to_request(
 def test_the_result_fits_into_a_frame(handler: RequestHandler, image: Tensor) -> None:
     told, body = ask(handler, image, outputs=["logits", "labels"])
     assert len(wire._encode(told, len(body))) < wire.MAX_HEADER_BYTES
+
+
+def trees_ahead(handler: RequestHandler, store: Store) -> list[Structure | None]:
+    plan = handler._plans.of(store.open("resnet18-safetensors"))
+    return [planned.layer._blueprint._ahead for planned in plan.layers]
+
+
+@pytest.mark.parametrize("strategy", ["cicada", "traditional"])
+def test_the_next_requests_modules_are_built_once_the_answer_is_sent_without_weights(
+    handler: RequestHandler, image: Tensor, store: Store, strategy: str
+) -> None:
+    header, body = request(image, strategy=strategy)
+    with handler.handling(header, body, time.monotonic_ns(), Cancellation()):
+        assert not any(trees_ahead(handler, store))
+    first = trees_ahead(handler, store)
+    assert all(first)
+    for tree in first:
+        assert tree is not None
+        assert {tensor for table in tree.tables for tensor in table.values()} <= {None}
+    ask(handler, image, strategy=strategy)
+    second = trees_ahead(handler, store)
+    assert not {id(tree) for tree in first} & {id(tree) for tree in second}
+
+
+def test_of_a_model_that_is_expected_the_modules_are_there_ahead(
+    handler: RequestHandler, store: Store
+) -> None:
+    handler.expect("resnet18-safetensors")
+    assert all(trees_ahead(handler, store))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.vision_transformer import EncoderBlock
 
+from models import direct_calls
 from models.blueprint import Blueprint, Structure, structure_only
 
 DEADLINE_S = 100
@@ -48,11 +49,10 @@ def test_what_is_built_is_the_same_tree(source: nn.Module) -> None:
     modules = list(source.named_modules())
     assert [name for name, _ in built_modules] == [name for name, _ in modules]
     for (_, built), (_, module) in zip(built_modules, modules, strict=True):
-        assert isinstance(built, type(module))
+        assert type(built) is type(module)
         assert built is not module
         assert not built.training
-        for attribute in vars(module).keys() - {"_parameters", "_buffers", "_modules"}:
-            assert getattr(built, attribute) == getattr(module, attribute), attribute
+        assert vars(built).keys() - {direct_calls.ATTRIBUTE} == vars(module).keys()
     found, expected = structure.root.state_dict(), source.state_dict()
     assert list(found) == list(expected)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
@@ -98,6 +98,26 @@ def test_parameters_and_persistent_buffers_are_absent_until_they_are_put() -> No
     structure.put(first, tensor)
     assert structure.at(first) is tensor
     assert structure.root.get_submodule("conv1").weight is tensor
+
+
+def test_what_was_built_ahead_is_given_once() -> None:
+    blueprint = Blueprint(BasicBlock(4, 4))
+    for _ in range(2):
+        blueprint.build_ahead()
+    first, second = blueprint.build(), blueprint.build()
+    assert {first.at(slot) for slot in blueprint.slots} == {None}
+    assert not set(first.modules) & set(second.modules)
+    assert not {id(table) for table in first.tables} & {id(table) for table in second.tables}
+
+
+def test_a_tree_that_was_emptied_holds_nothing_whatever_refers_to_itself() -> None:
+    structure = Blueprint(nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2))).build()
+    tensor = torch.ones(2, 2)
+    structure.tables[2]["weight"] = tensor
+    held = sys.getrefcount(tensor)
+    structure.empty()
+    del structure
+    assert sys.getrefcount(tensor) == held - 1
 
 
 def test_builds_share_no_table_and_no_child() -> None:
