@@ -23,6 +23,7 @@ from handler.steps import LayerStep, OpenFiles, forward, steps
 from handler.strategies import STRATEGIES, Strategy
 from handler.timeline import Timeline, now_ns
 from handler.wire import Header
+from models.errors import is_of_memory
 from models.store import CorruptModel, PreparedModel, Store, UnknownModel
 
 _OPENING_TRIES: Final = 5
@@ -105,7 +106,7 @@ class RequestHandler:
             return  # it may yet be prepared
         except (RequestFailed, CorruptModel) as failure:
             log.warning("the default model cannot be served: %s", failure)
-        except Exception:
+        except (Exception, SystemExit):
             log.exception("the default model %s cannot be served", names[0])
 
     @contextmanager
@@ -225,7 +226,7 @@ def _executed(run: Run, model: PreparedModel, processing: Processing, value: Any
     except (RequestFailed, Cancelled, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        if _is_of_memory(error):
+        if is_of_memory(error):
             raise
         log.exception("the forward of %s failed", model.name)
         raise ModelFault(
@@ -262,13 +263,9 @@ def _described(request: Request, model: PreparedModel, timeline: Timeline) -> di
 
 
 def _unforeseen(failure: Exception) -> tuple[int, str]:
-    if _is_of_memory(failure):
+    if is_of_memory(failure):
         return _OUT_OF_MEMORY_STATUS, "the handler found no memory for the request"
     return RequestFailed.status, "the handler failed: a fault of the service"
-
-
-def _is_of_memory(failure: BaseException) -> bool:
-    return isinstance(failure, MemoryError) or "can't allocate memory" in str(failure)
 
 
 def _error(header: Header, status: int, message: str) -> Answer:

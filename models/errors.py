@@ -19,3 +19,8 @@ ModelError
 
 class ModelError(Exception):
     """What was wrong, what was found and what was expected, in one sentence."""
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether Python or torch found no memory: no one's fault."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)

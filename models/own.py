@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from models import checkpoint, examples, factories, general
 from models.alignment import aligned
 from models.checkpoint import CheckpointError, Findings
-from models.errors import ModelError
+from models.errors import ModelError, is_of_memory
 from models.gates import call_with
 from models.general import Unsuitable
 from models.layers import Architecture, Cut, Layer
@@ -83,7 +83,7 @@ def module(factory: UserCode, options: Mapping[str, JsonValue]) -> nn.Module:
         return general.structure(functools.partial(function, **options), _name(factory))
     except ModelError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Unsuitable(
             f"{FACTORY} {factory.target} fails: {factories.reason_of(error)}"
         ) from error
@@ -101,7 +101,7 @@ def architecture(
         cuts = general.cuts(made, granularity, examples.tensors(inputs))
     except Unsuitable:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(factory, inputs, error) from error
     return general.architecture(
         _name(factory), made, cuts, granularity=granularity, options=options
@@ -146,7 +146,7 @@ def _name(factory: UserCode) -> str:
     return factory.target.rpartition("/")[2]
 
 
-def _failed(factory: UserCode, inputs: Sequence[TensorSpec], error: Exception) -> Unsuitable:
+def _failed(factory: UserCode, inputs: Sequence[TensorSpec], error: BaseException) -> Unsuitable:
     given = ", ".join(f"{spec.name} {list(spec.shape)} {spec.dtype}" for spec in inputs)
     return Unsuitable(
         f"{_name(factory)}: its forward fails on the example ({given}): "
@@ -204,14 +204,14 @@ def prove(
         try:
             expected = _outputs(call_with(plain, examples.tensors(inputs)))
             again = _outputs(call_with(plain, examples.tensors(inputs)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _failed(factory, inputs, error) from error
         layers = [layer.build() for layer in chain.layers]
         for built in layers:
             built.bind(weights)
         try:
             found = _outputs(chain.forward(layers, examples.tensors(inputs)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise Unsuitable(
                 f"{chain.name}: its forward runs on the whole module, not on one that is built layer by "
                 f"layer: {type(error).__name__}: {error}"
@@ -237,7 +237,9 @@ def _check_initialization(name: str, layer: Layer) -> None:
         built.allocate()
         try:
             built.initialize()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if is_of_memory(error):
+                raise
             raise Unsuitable(
                 f"{name}: in the layer {layer.name} its reset_parameters fails: "
                 f"{type(error).__name__}: {error}"

@@ -366,6 +366,47 @@ def test_a_factory_that_was_changed_since_is_a_fault_that_names_it(
         ), "at the start, before anyone asks"
 
 
+EXITING = dedent("""
+    import os, sys
+    from torch import nn
+
+    def make():
+        if "EXITS" in os.environ:
+            sys.exit(0)
+        return nn.Linear(2, 3)
+""")
+
+
+def test_a_factory_that_exits_is_a_fault_and_not_the_end_of_handler_or_command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    serve: Callable[[Path, dict[str, str]], Iterator[Server]],
+) -> None:
+    (tmp_path / "mine.py").write_text(EXITING)
+    weights = tmp_path / "weights"
+    own = ["--factory", f"{tmp_path}/mine.py:make", "--random", "1", "--example", "1x2"]
+    assert prepare(weights, "mine", *own).returncode == 0
+    asked = {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+    exits = f"the factory {tmp_path}/mine.py:make fails: SystemExit: 0"
+    for server in serve(weights, {"EXITS": "1"}):  # it is ready, though this is the default model
+        (handler,) = server.handlers()
+        for _ in range(2):
+            response = server.client.post("/v2/models/mine/infer", json=asked)
+            assert (response.status_code, response.json()["error"]) == (
+                500,
+                f"model 'mine': {exits}",
+            )
+        assert [each.pid for each in server.handlers()] == [handler.pid]
+        assert not server.events("handler ended")
+
+    monkeypatch.setenv("EXITS", "1")
+    words = ["prepare", "other", *own, "--weights", str(weights)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code != 0
+    assert exits in " ".join(done.stderr.split())
+    assert not (weights / "other").exists()
+
+
 @pytest.mark.parametrize("by", ["--processing", "CICADA_PROCESSING"])
 def test_a_processing_may_be_a_module_of_a_package(
     tmp_path: Path,

@@ -90,6 +90,22 @@ MODEL = dedent("""
         def forward(self, value):
             return self.scale(super().forward(value))
 
+    class Exits(Net):
+        def forward(self, value):
+            raise SystemExit("enough")
+
+    class Resets(nn.Module):
+        def __init__(self, error):
+            super().__init__()
+            self.offset = nn.Parameter(torch.zeros(3))
+            self.error = error
+
+        def reset_parameters(self):
+            raise self.error
+
+        def forward(self, value):
+            return value + self.offset
+
     class NoTensor(Net):
         def forward(self, value):
             return super().forward(value).tolist()
@@ -112,6 +128,10 @@ MODEL = dedent("""
     def pair(): return Pair()
     def noisy(): return Noisy(4)
     def number(): return 5
+    def exiting(): raise SystemExit(0)
+    def resetting(width): return nn.Sequential(Net(width), Resets(SystemExit("no more")))
+    def growing(width):
+        return nn.Sequential(Net(width), Resets(RuntimeError("Allocator: can't allocate memory")))
     def importing():
         from models.net import Net
 """)
@@ -322,6 +342,7 @@ def test_a_buffer_that_state_dicts_no_longer_have_may_stand_in_an_old_checkpoint
         ("Net", "1x3x8x8", "the factory .*models.py:Net fails: TypeError: .*width"),
         ("pair", "1x3x8x8", "its forward fails on the example .*input .1, 3, 8, 8. F32.*TypeError"),
         ("importing", "1x3x8x8", "fails: ModuleNotFoundError: .*; models is the name of a package"),
+        ("exiting", "1x3x8x8", "the factory .*models.py:exiting fails: SystemExit: 0"),
         ("absent", "1x3x8x8", "has nothing named absent, expected a function"),
     ],
 )
@@ -337,7 +358,9 @@ def test_what_cannot_be_served_is_refused_at_preparation_with_the_reason(
     [
         ("NoTensor", "its forward gives no tensor"),
         ("Needy", "its forward fails"),
+        ("Exits", "its forward fails on the example .*: SystemExit: enough"),
         ("Scaled", "layer .* its reset_parameters fails: TypeError: .*'std'"),
+        ("resetting", "layer .* its reset_parameters fails: SystemExit: no more"),
     ],
 )
 def test_a_module_that_gives_no_tensor_or_fails_is_refused(
@@ -345,6 +368,13 @@ def test_a_module_that_gives_no_tensor_or_fails_is_refused(
 ) -> None:
     with pytest.raises(Unsuitable, match=reason):
         preparation.from_factory(f"{file}:{name}", {"width": 4}, "1x3x8x8", "block", seed=1)
+
+
+def test_that_no_memory_is_left_for_initializing_it_is_not_said_to_be_the_modules_fault(
+    file: Path,
+) -> None:
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        preparation.from_factory(f"{file}:growing", {"width": 4}, "1x3x8x8", "block", seed=1)
 
 
 @pytest.mark.parametrize(
