@@ -91,10 +91,12 @@ def load_module(code: UserCode, what: str) -> ModuleType:
 
 
 def reason_of(error: BaseException) -> str:
-    """What the user's code raised; of an import that met a package of ours instead of theirs, that too."""
+    """What the user's code raised; of an import that may have met a package of ours instead of theirs, that too."""
     sentence = f"{type(error).__name__}: {error}"
     package = _package(error.name or "") if isinstance(error, ImportError) else ""
-    return f"{sentence}; {_is_ours(package)}; rename yours" if package in OURS else sentence
+    if package not in OURS:
+        return sentence
+    return f"{sentence}; if {package} is a package of yours, rename it: Cicada has one of that name"
 
 
 def _distribution(code: UserCode) -> str | None:
@@ -140,7 +142,8 @@ def _check_name(name: str, what: str) -> None:
     package = _package(name)
     if package in OURS:
         raise UserCodeError(
-            f"{what} {name}: {_is_ours(package)}; rename it, or give the path of its file"
+            f"{what} {name}: {package} is the name of a package of Cicada's own, which yours would meet; "
+            "rename it, or give the path of its file"
         )
     if not all(part.isidentifier() for part in name.split(".")):
         raise UserCodeError(f"{what} is {name!r}, expected FILE.py or package.module")
@@ -148,10 +151,6 @@ def _check_name(name: str, what: str) -> None:
 
 def _package(name: str) -> str:
     return name.partition(".")[0]
-
-
-def _is_ours(package: str) -> str:
-    return f"{package} is the name of a package of Cicada's own, which yours would meet"
 
 
 def _is_file(place: str) -> bool:

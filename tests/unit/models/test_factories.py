@@ -72,11 +72,19 @@ def test_a_file_that_imports_its_own_package_of_such_a_name_is_told_that_reason(
     (folder / "models" / "__init__.py").write_text("from .net import make\n")
     (folder / "models" / "net.py").write_text("def make(): return 7\n")
     (folder / "mine.py").write_text(f"{line}\n")
-    reason = (
-        "(ImportError|ModuleNotFoundError): .*; models is the name of a package of Cicada's own"
-    )
+    reason = "(ImportError|ModuleNotFoundError): .*; if models is a package of yours, rename it"
     with pytest.raises(UserCodeError, match=rf"mine\.py cannot be imported: {reason}"):
         factories.load_function(factories.function_code("mine.py:make", WHAT), WHAT)
+
+
+def test_a_wrong_import_from_ours_is_not_taken_for_one_of_a_package_of_theirs(folder: Path) -> None:
+    (folder / "mine.py").write_text("from handler.errors import InvalidInputt\n")
+    with pytest.raises(UserCodeError) as raised:
+        factories.load_module(factories.module_code("mine.py", WHAT), WHAT)
+    assert "cannot import name 'InvalidInputt' from 'handler.errors'" in str(raised.value)
+    assert str(raised.value).endswith(
+        "; if handler is a package of yours, rename it: Cicada has one of that name"
+    )
 
 
 def test_a_file_that_was_changed_since_is_refused(folder: Path) -> None:

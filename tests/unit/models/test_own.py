@@ -341,7 +341,7 @@ def test_a_buffer_that_state_dicts_no_longer_have_may_stand_in_an_old_checkpoint
         ("number", "1x3x8x8", "models.py:number gives a int, expected a torch.nn.Module"),
         ("Net", "1x3x8x8", "the factory .*models.py:Net fails: TypeError: .*width"),
         ("pair", "1x3x8x8", "its forward fails on the example .*input .1, 3, 8, 8. F32.*TypeError"),
-        ("importing", "1x3x8x8", "fails: ModuleNotFoundError: .*; models is the name of a package"),
+        ("importing", "1x3x8x8", "fails: ModuleNotFoundError: .*; if models is a package of yours"),
         ("exiting", "1x3x8x8", "the factory .*models.py:exiting fails: SystemExit: 0"),
         ("absent", "1x3x8x8", "has nothing named absent, expected a function"),
     ],
