@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from handler.classification import ImageClassification
 from handler.errors import ModelFault, RequestFailed, UnknownTarget
 from handler.images import MAX_PIXELS
 from handler.memory import Trimmer
-from handler.pipeline import Cancelled, Pipeline, Run
+from handler.pipeline import Cancelled, ForwardFailed, Pipeline, Run
 from handler.plan import Plan, Plans
 from handler.processing import Encoded, OwnProcessing, OwnProcessings, Processing
 from handler.raw_tensors import RawTensors
@@ -24,6 +24,7 @@ from handler.strategies import STRATEGIES, Strategy
 from handler.timeline import Timeline, now_ns
 from handler.wire import Header
 from models.errors import is_of_memory
+from models.gates import LayerGone
 from models.store import CorruptModel, PreparedModel, Store, UnknownModel
 
 _OPENING_TRIES: Final = 5
@@ -217,21 +218,26 @@ class _Release:
 
 def _executed(run: Run, model: PreparedModel, processing: Processing, value: Any) -> Any:
     """The outputs; what a forward raises is the fault of the user's model or processing, and is said to be."""
-    given = f" on what {processing.name} gave it" if isinstance(processing, OwnProcessing) else ""
-    if model.manifest.factory is None and not given:
-        return run.execute(value)
+    is_own = model.manifest.factory is not None
+    watched = openmp.watched(f"the forward of model {model.name!r}") if is_own else nullcontext()
     try:
-        with openmp.watched(f"the forward of model {model.name!r}"):
+        with watched:
             return run.execute(value)
-    except (RequestFailed, Cancelled, MemoryError):
-        raise
-    except (Exception, SystemExit) as error:
-        if is_of_memory(error):
-            raise
+    except ForwardFailed as failure:
+        is_ours = not is_own and not isinstance(processing, OwnProcessing)
+        if is_ours or _has_its_own_answer(failure.error):
+            raise failure.error from None
         log.exception("the forward of %s failed", model.name)
+        given = (
+            f" on what {processing.name} gave it" if isinstance(processing, OwnProcessing) else ""
+        )
         raise ModelFault(
-            f"model {model.name!r}: its forward failed{given}: {type(error).__name__}: {error}"
-        ) from error
+            f"model {model.name!r}: its forward failed{given}: {failure}"
+        ) from failure.error
+
+
+def _has_its_own_answer(error: BaseException) -> bool:
+    return isinstance(error, RequestFailed | LayerGone) or is_of_memory(error)
 
 
 def _result(request: Request, model: PreparedModel, encoded: Encoded, timeline: Timeline) -> Answer:

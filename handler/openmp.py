@@ -39,9 +39,10 @@ def stay_single_threaded() -> None:
 
 @contextmanager
 def watched(what: str) -> Iterator[None]:
-    """For code of the user's on this thread: no team of threads comes to be unnoticed.
+    """For code of the user's on this thread: what it changes of torch's thread count is put back.
 
-    What it changes of torch's thread count is put back, and told in the log, as is what it leaves running.
+    That is told in the log, and so are Python threads that it leaves running; of others there is no telling whose
+    they are, as the first operator to run starts torch's own.
     """
     count, running = torch.get_num_threads(), threading.active_count()
     try:
@@ -51,4 +52,6 @@ def watched(what: str) -> Iterator[None]:
             log.warning("%s changed torch's number of threads", what)
             torch.set_num_threads(count)
         if (left := threading.active_count() - running) > 0:
-            log.warning("%s left threads running (%d), which may slow the model down", what, left)
+            log.warning(
+                "%s left Python threads running (%d), which may slow the model down", what, left
+            )

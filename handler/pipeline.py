@@ -70,6 +70,14 @@ class Cancelled(Exception):
     """The caller has gone."""
 
 
+class ForwardFailed(Exception):
+    """The forward itself raised, not a unit that it waited for."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.error = error
+
+
 class _Stopped(BaseException):
     """Another unit has failed, or has no more to do; no forward may take it for an error of its own."""
 
@@ -116,7 +124,8 @@ class Pipeline:
 class Run:
     """One request's way through the units.
 
-    An error in any unit stops the others at their next layer or chunk and is raised once, by `execute`.
+    An error in any unit stops the others at their next layer or chunk and is raised once, by `execute`; the
+    forward's as ForwardFailed.
     """
 
     def __init__(
@@ -273,7 +282,10 @@ class Run:
     def _execute_all(self, value: Any) -> Any:
         if self._forward is None:
             raise RuntimeError("the run has been left")
-        value = self._forward(self._enter, value)
+        try:
+            value = self._forward(self._enter, value)
+        except (Exception, SystemExit) as error:
+            raise ForwardFailed(error) from error
         self._leave_layer()
         if len(self._entered) < len(self._steps):
             self.fail(_Stopped())  # the forward came to no other layer: none is worth its loading

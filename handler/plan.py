@@ -14,7 +14,7 @@ from models import blocked, catalog, own
 from models.errors import ModelError
 from models.gates import GatedForward
 from models.layers import Architecture, Cut, Layer, TensorPlace
-from models.manifest import LayerEntry, Manifest, TensorEntry
+from models.manifest import LayerEntry, TensorEntry
 from models.store import PreparedModel
 from models.weight_files import DATA_TYPES
 
@@ -68,8 +68,7 @@ class Plans:
         key = str(model.path)
         plan = self._plans.get(key)
         if plan is None:
-            with openmp.watched(f"the code of model {model.name!r}"):
-                plan = self._plans[key] = _plan(model)
+            plan = self._plans[key] = _plan(model)
         self._plans.move_to_end(key)
         if len(self._plans) > self._most:
             self._plans.popitem(last=False)
@@ -80,7 +79,7 @@ def _plan(model: PreparedModel) -> Plan:
     manifest = model.manifest
     _check_onednn(model)
     try:
-        architecture = _architecture(manifest)
+        architecture = _architecture(model)
     except ModelError as error:
         raise ModelFault(f"model {model.name!r}: {error}") from error
     except _CONSTRUCTION_ERRORS as error:
@@ -115,9 +114,11 @@ def _check_onednn(model: PreparedModel) -> None:
         )
 
 
-def _architecture(manifest: Manifest) -> Architecture:
+def _architecture(model: PreparedModel) -> Architecture:
+    manifest = model.manifest
     if manifest.factory is not None:
-        return own.recorded(manifest)
+        with openmp.watched(f"the code of model {model.name!r}"):
+            return own.recorded(manifest)
     return catalog.architecture(
         manifest.architecture,
         granularity=manifest.granularity,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from handler import page_faults
-from handler.pipeline import Cancelled, Pipeline, Run, Step
+from handler.pipeline import Cancelled, ForwardFailed, Pipeline, Run, Step
 from handler.plan import Plans
 from handler.retrieval import WeightFile
 from handler.scheduler import Durations
@@ -223,6 +223,9 @@ def attempt(
     try:
         with begun(pipeline, layers, strategy, durations=durations) as run:
             return run.execute([]), None
+    except ForwardFailed as failure:
+        failure.error.with_traceback(None)
+        return None, failure.with_traceback(None)
     except Injected as error:
         return None, error.with_traceback(None)
 
@@ -262,6 +265,9 @@ def test_an_error_at_any_step_reaches_the_caller_once_and_leaves_nothing(
         assert (value, error, raised) == ([0, 1, 2, 3, 4], None, [])
     else:
         assert value is None
+        if step == "execute":
+            assert isinstance(error, ForwardFailed)
+            error = error.error
         assert error is injected
         assert raised == [step]
         assert ("execute", LAYERS - 1) not in stage.log or (step, layer) == ("execute", LAYERS - 1)

@@ -6,17 +6,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from handler import openmp
 from handler.cancellation import Cancellation
 from handler.errors import InvalidInput, ModelFault
 from handler.handle import RequestHandler
 from handler.pipeline import Pipeline
 from handler.processing import OwnProcessing
+from handler.steps import LayerStep
 from models.store import Store
 
 DESCRIBED: dict[str, Any] = {"kind": "own", "content_type": None, "parameters": {}}
@@ -54,22 +57,25 @@ def test_invalid_input_is_raised_as_it_is() -> None:
 
 
 def test_threads_that_it_sets_are_put_back_and_those_it_leaves_are_told(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = threading.Event()
+    left = threading.Thread(target=ended.wait, daemon=True)
     before = torch.get_num_threads()
 
     def starting(*_: object) -> None:
         torch.set_num_threads(before + 1)
-        threading.Thread(target=ended.wait, daemon=True).start()
+        left.start()
 
+    # This test's thread alone: another test's may end meanwhile.
+    monkeypatch.setattr(threading, "active_count", left.is_alive)
     with caplog.at_level(logging.WARNING, "handler"):
         OwnProcessing("mine.py", starting, nothing).decode(DESCRIBED, bytearray())
         ended.set()
     assert torch.get_num_threads() == before
     assert [record.getMessage() for record in caplog.records] == [
         "decode of the processing mine.py changed torch's number of threads",
-        "decode of the processing mine.py left threads running (1), which may slow the model down",
+        "decode of the processing mine.py left Python threads running (1), which may slow the model down",
     ]
 
 
@@ -78,6 +84,26 @@ def pipeline() -> Iterator[Pipeline]:
     pipeline = Pipeline(retrievals=2)
     yield pipeline
     pipeline.close()
+
+
+def asked(store: Store, pipeline: Pipeline, processing: Path, inputs: str) -> dict[str, Any]:
+    """What is told of a request on torchvision's model, whose inputs a processing makes."""
+    processing.write_text(
+        f"import torch\ndef decode(*_): return {inputs}\ndef encode(outputs, _): return 1\n"
+    )
+    handler = RequestHandler(store, pipeline, processing=str(processing))
+    header: dict[str, Any] = {
+        "type": "infer",
+        "id": "one",
+        "model": "resnet18-safetensors",
+        "version": None,
+        "strategy": "cicada",
+        "input": DESCRIBED,
+        "outputs": [],
+        "top": 5,
+    }
+    with handler.handling(header, bytearray(), time.monotonic_ns(), Cancellation()) as (told, _):
+        return told
 
 
 @pytest.mark.usefixtures("imports_are_undone")
@@ -89,29 +115,43 @@ def pipeline() -> Iterator[Pipeline]:
     ],
 )
 def test_inputs_that_torchvisions_model_does_not_take_are_its_fault(
-    store: Store,
-    pipeline: Pipeline,
-    tmp_path: Path,
-    inputs: str,
-    reason: str,
+    store: Store, pipeline: Pipeline, tmp_path: Path, inputs: str, reason: str
 ) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(
-        f"import torch\ndef decode(*_): return {inputs}\ndef encode(outputs, _): return 1\n"
+    told = asked(store, pipeline, file, inputs)
+    assert told["status"] == 500
+    failed = (
+        f"model 'resnet18-safetensors': its forward failed on what the processing {file} gave it: "
     )
-    handler = RequestHandler(store, pipeline, processing=str(file))
-    header: dict[str, Any] = {
-        "type": "infer",
-        "id": "one",
-        "model": "resnet18-safetensors",
-        "version": None,
-        "strategy": "cicada",
-        "input": DESCRIBED,
-        "outputs": [],
-        "top": 5,
-    }
-    arrival_ns = time.monotonic_ns()
-    with handler.handling(header, bytearray(), arrival_ns, Cancellation()) as (told, _):
-        assert told["status"] == 500
-        failed = f"model 'resnet18-safetensors': its forward failed on what the processing {file} gave it: "
-        assert re.match(re.escape(failed) + reason, told["message"]), told["message"]
+    assert re.match(re.escape(failed) + reason, told["message"]), told["message"]
+
+
+@pytest.mark.usefixtures("imports_are_undone")
+def test_of_a_request_on_torchvisions_model_the_processing_alone_is_watched(
+    store: Store, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+    watched = openmp.watched
+
+    def noting(what: str) -> AbstractContextManager[None]:
+        noted.append(what)
+        return watched(what)
+
+    monkeypatch.setattr(openmp, "watched", noting)
+    file = tmp_path / "mine.py"
+    assert asked(store, pipeline, file, "torch.ones(1, 3, 224, 224)")["type"] == "result"
+    name = f"the processing {file}"
+    assert noted == [name, f"decode of {name}", f"encode of {name}"]
+
+
+@pytest.mark.usefixtures("imports_are_undone")
+def test_a_fault_of_another_unit_is_not_called_the_forwards(
+    store: Store, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("of ours")
+
+    monkeypatch.setattr(LayerStep, "apply", failing)
+    told = asked(store, pipeline, tmp_path / "mine.py", "torch.ones(1, 3, 224, 224)")
+    assert told["status"] == 500
+    assert told["message"] == "the handler failed: a fault of the service"
