@@ -28,7 +28,8 @@ ADAPTER_READS: Final = frozenset(
         "LAMBDA_RUNTIME_API_PROXY",
     )
 )  # fmt: skip
-"""What version 1 of Lambda's Web Adapter reads; 0.9 had READINESS_CHECK_MIN_UNHEALTHY_STATUS for HEALTHY_STATUS."""
+"""What Lambda's Web Adapter reads, by src/lib.rs of awslabs/aws-lambda-web-adapter at v1.0.0-rc1; v0.9.1 had
+READINESS_CHECK_MIN_UNHEALTHY_STATUS for HEALTHY_STATUS."""
 PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
