@@ -219,7 +219,7 @@ class Manifest(_Entry):
     dtype: Precision = "F32"
     """Of a model of the user's, that of most weights' values."""
     found_dtypes: tuple[str, ...] = ()
-    """Of the source's floating-point weights, where one is kept in another type."""
+    """Of the source's floating-point weights that are kept in another type."""
     activation_bytes: int = Field(default=0, ge=0)
     """Peak of the activations of one image, the image included (`models/activations.py`); 0: not known."""
     optimization: Optimization | None = None

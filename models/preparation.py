@@ -393,17 +393,18 @@ def _places(chain: Architecture) -> dict[str, TensorPlace]:
 
 
 def _other_dtypes(tensors: Mapping[str, Tensor], chain: Architecture) -> tuple[str, ...]:
-    """The floating-point types in the file, unless every tensor is kept in its own."""
+    """The floating-point types of those tensors in the file that are not kept in their own."""
     found = {key: tensor.dtype for key, tensor in tensors.items() if tensor.is_floating_point()}
     kept = {
         key: place.dtype for key, place in _places(chain).items() if place.dtype.is_floating_point
     }
-    if all(kept.get(chain.aliases.get(key, key), dtype) == dtype for key, dtype in found.items()):
-        return ()
+    converted = {
+        dtype
+        for key, dtype in found.items()
+        if kept.get(chain.aliases.get(key, key), dtype) != dtype
+    }
     names: dict[torch.dtype, str] = dict(weight_files.DATA_TYPES)
-    return tuple(
-        sorted(names.get(dtype, str(dtype).removeprefix("torch.")) for dtype in {*found.values()})
-    )
+    return tuple(sorted(names.get(dtype, str(dtype).removeprefix("torch.")) for dtype in converted))
 
 
 def _check_room(store: Store, source: Source) -> None:

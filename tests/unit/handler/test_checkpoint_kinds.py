@@ -354,9 +354,9 @@ def test_mixed_precisions_become_float32(
     torch.save(plain.state_dict(), tmp_path / "file")
     prepared = prepare(tmp_path / "file")
     assert torch.equal(prepared.answer, forward(plain.float(), image))
-    assert prepared.model.manifest.found_dtypes == ("BF16", "F16", "F32", "F64")
+    assert prepared.model.manifest.found_dtypes == ("BF16", "F16", "F64")
     shown = CliRunner().invoke(app, ["inspect", "mine", "--weights", str(tmp_path / "weights")])
-    assert "BF16, F16, F32, F64" in shown.stdout
+    assert "BF16, F16, F64" in shown.stdout
 
 
 @pytest.mark.parametrize("strategy", ["cicada", "traditional"])

@@ -262,6 +262,21 @@ def test_a_checkpoint_of_another_type_is_recorded(file: Path, tmp_path: Path) ->
     assert (manifest.dtype, manifest.found_dtypes) == ("F32", ("F16",))
 
 
+def test_of_several_types_in_a_checkpoint_those_converted_are_recorded(
+    file: Path, tmp_path: Path
+) -> None:
+    inside = user_class(file, "HalfInside")(width=16)  # its body's are kept in bfloat16
+    inside.head.half()
+    source = preparation.from_factory(
+        f"{file}:HalfInside",
+        {"width": 16},
+        "1x3x8x8",
+        "block",
+        checkpoint_file=saved(tmp_path / "half.pth", inside),
+    )
+    assert source.found_dtypes == ("F16",)
+
+
 def test_what_of_a_checkpoint_is_no_number_is_kept_and_reported(file: Path, tmp_path: Path) -> None:
     state = user_class(file, "Net")(width=4).state_dict()
     state["head.bias"][1] = torch.nan
