@@ -15,7 +15,10 @@ _Path = tuple[str, ...]
 
 
 class LayerGone(RuntimeError):
-    """The forward comes back to a layer that was let go: later than it did when the model was prepared."""
+    """The forward comes back to a layer that was let go: later than it did when the model was prepared.
+
+    Of torchvision's models only, and in little memory: a user's layers stay until the request's end.
+    """
 
 
 class Loaded(Protocol):
@@ -40,7 +43,8 @@ class Part:
     """What of a module belongs to one layer, by dotted names: subtrees, and tensors on the modules above.
 
     shared: its tensors that lie in an earlier layer's file.
-    until: the layer in whose execution the forward comes to this one for the last time.
+    until: the layer in whose execution the forward, on the example, comes to this one for the last time; on
+    other inputs a user's may come back to it later.
     """
 
     names: tuple[str, ...]
