@@ -176,8 +176,13 @@ class Terminal:
         self._port = str(port)
         self._server: subprocess.Popen[str] | None = None
         self._printed = folder / "server.log"
-        # No weights are downloaded for a test: a proxy where nobody listens refuses at once.
-        nowhere = {"https_proxy": "http://127.0.0.1:9", "TORCH_HOME": str(folder / "torch")}
+        # No weights are downloaded for a test: a proxy where nobody listens refuses at once. Nor does pip install
+        # what is not there yet, as the environment is the developer's.
+        nowhere = {
+            "https_proxy": "http://127.0.0.1:9",
+            "TORCH_HOME": str(folder / "torch"),
+            "PIP_NO_INDEX": "1",
+        }
         # curl takes an error for an answer like any other, unless its settings say not to.
         (folder / ".curlrc").write_text("fail-with-body\n")
         self._environment = os.environ | nowhere | {"PORT": self._port, "CURL_HOME": str(folder)}

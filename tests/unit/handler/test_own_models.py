@@ -21,10 +21,12 @@ from models.gates import call_with
 from models.manifest import WeightFormat
 from models.preparation import Source
 from models.store import Store
+from tests.unit import own_modules
 from tests.unit.own_modules import MODULES, ComesBack, Ends, floats
 
 FORMATS: Final[tuple[WeightFormat, ...]] = ("safetensors", "pth")
-MODULE_FACTORY: Final = "tests.unit.own_modules:make"
+OWN_MODULES: Final = own_modules.__file__
+"""As a file: another top-level package may be called `tests`."""
 TIMM: Final = {"model_name": "mobilenetv4_conv_small", "num_classes": 7}
 
 pytestmark = [
@@ -130,7 +132,9 @@ def test_whatever_a_forward_does_the_answer_is_the_plain_modules(
     prepared: Prepare, pipeline: Pipeline, name: str, strategy: str, weight_format: str
 ) -> None:
     make, inputs = MODULES[name]
-    store, plain = prepared(lambda **_: make(), MODULE_FACTORY, {"name": name}, example_of(inputs))
+    store, plain = prepared(
+        lambda **_: make(), f"{OWN_MODULES}:make", {"name": name}, example_of(inputs)
+    )
     handler = RequestHandler(store, pipeline)
     for _ in range(2):  # the second request maps on the weight unit what the first found in memory
         told, found = answered(handler, *asking(weight_format, strategy, inputs))
@@ -143,7 +147,7 @@ def test_whatever_a_forward_does_the_answer_is_the_plain_modules(
 def test_a_forward_may_come_back_to_its_layers_more_often_than_on_the_example(
     prepared: Prepare, pipeline: Pipeline, strategy: str, weight_format: str
 ) -> None:
-    store, plain = prepared(ComesBack, "tests.unit.own_modules:ComesBack", {}, "1x1x5")
+    store, plain = prepared(ComesBack, f"{OWN_MODULES}:ComesBack", {}, "1x1x5")
     assert [layer.until for layer in store.open(weight_format).manifest.layers] == [0, 1]
     handler = RequestHandler(store, pipeline)
     inputs = floats(2, 3, 5)
@@ -168,7 +172,7 @@ def test_a_model_of_timms_classifies_images_as_the_plain_one_does(
 def test_a_forward_that_would_end_the_process_is_a_fault_that_is_named(
     prepared: Prepare, pipeline: Pipeline, strategy: str, weight_format: str
 ) -> None:
-    store, _ = prepared(Ends, "tests.unit.own_modules:Ends", {}, "1x2")
+    store, _ = prepared(Ends, f"{OWN_MODULES}:Ends", {}, "1x2")
     header, body = asking(weight_format, strategy, floats(2, 2))
     handler = RequestHandler(store, pipeline)
     with handler.handling(header, body, time.monotonic_ns(), Cancellation()) as (told, _):
