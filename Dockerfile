@@ -1,8 +1,8 @@
 # Cicada's image: `docker build -t cicada .`
 #
-# BASE         any Python 3.11 on Debian: a mirror's, a digest, a hardened one.
+# BASE         any Python 3.11 on Debian: a mirror's, a digest, a hardened one. Named in full, as its label is to be.
 # TORCH_INDEX  where torch and torchvision come from; unset: pip's own index, whose torch brings CUDA's libraries.
-ARG BASE=python:3.11-slim-bookworm
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
 
 FROM ${BASE} AS requirements

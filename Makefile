@@ -21,7 +21,7 @@ run: $(VENV)/.installed ## set up, prepare resnet50 once, serve on PORT (8080)
 	@exec $(CICADA) serve
 
 image: ## build the container image `cicada`; ARGS="--build-arg TORCH_INDEX=..." and whatever else the build takes
-	@docker build --tag cicada --build-arg REVISION="$$(git rev-parse HEAD)" \
+	@docker build --tag cicada --build-arg REVISION="$$(git rev-parse --verify HEAD 2>/dev/null || echo unknown)" \
 	  --build-arg CREATED="$$(date -u +%FT%TZ)" $(ARGS) .
 
 test: $(VENV)/.installed-dev ## the whole suite; ARGS="-m 'not matrix'" leaves out the long part

@@ -105,6 +105,11 @@ def image(build: Build, repository: Path) -> str:
     return build("image", str(repository))
 
 
+def _seconds(at: str) -> float:
+    """Of the engine's nanoseconds, which Python does not read."""
+    return datetime.fromisoformat(f"{at[:26].rstrip('Z')}+00:00").timestamp()
+
+
 class Container:
     """A container that runs or ran."""
 
@@ -125,8 +130,21 @@ class Container:
     @property
     def started_s(self) -> float:
         """When the engine started it, on this machine's clock."""
-        at = self.state["StartedAt"]  # nanoseconds, which Python does not read
-        return datetime.fromisoformat(f"{at[:26].rstrip('Z')}+00:00").timestamp()
+        return _seconds(self.state["StartedAt"])
+
+    @property
+    def finished_s(self) -> float:
+        """When it ended, on the same clock."""
+        return _seconds(self.state["FinishedAt"])
+
+    @property
+    def signalled_s(self) -> float:
+        """When the engine last sent it a signal, on the same clock."""
+        told = docker(
+            "events", "--since", "0", "--until", str(time.time()), "--format", "{{.TimeNano}}",
+            "--filter", f"container={self.id}", "--filter", "event=kill",
+        )  # fmt: skip
+        return int(told.split()[-1]) / 1e9
 
     @property
     def address(self) -> str:

@@ -66,16 +66,13 @@ def given(environment: Mapping[str, str]) -> list[str]:
     return [part for name, value in environment.items() for part in ("--env", f"{name}={value}")]
 
 
-def told_to_end(container: Any, docker: Docker) -> float:
-    """SIGTERM; when it was sent."""
-    sent = time.monotonic()
+def told_to_end(container: Any, docker: Docker) -> None:
     docker("kill", "--signal", "TERM", container.id)
-    return sent
 
 
 def told_to_end_at_work(
     container: Any, docker: Docker, path: str, body: bytes, headers: Mapping[str, str]
-) -> float:
+) -> None:
     """SIGTERM while one request is at work and one waits; both were taken and must be answered."""
     before = container.metric("cicada_requests_total")
     slow = {"Cicada-Strategy": "traditional", **headers}
@@ -85,15 +82,14 @@ def told_to_end_at_work(
             for _ in range(AT_ONCE)
         ]
         container.wait_until(lambda: container.metric(*TAKEN) >= before + AT_ONCE)
-        told = told_to_end(container, docker)
+        told_to_end(container, docker)
     refused = [each.result().text for each in asked if each.result().status_code != 200]
     assert not refused
-    return told
 
 
-def ends_in_time(container: Any, docker: Docker, told: float, grace_s: float) -> None:
+def ends_in_time(container: Any, docker: Docker, grace_s: float) -> None:
     docker("wait", container.id)
-    assert time.monotonic() - told < grace_s
+    assert container.finished_s - container.signalled_s < grace_s
     assert container.state["ExitCode"] == 0
 
 
@@ -136,10 +132,10 @@ def test_knative(run: Run, docker: Docker, function: str, photo: Path, manifest:
     answer = container.predict(photo, "flowers", **forwarded)
     assert answer.status_code == 200
     assert answer.headers["X-Request-Id"] == forwarded["X-Request-Id"]
-    told = told_to_end_at_work(
+    told_to_end_at_work(
         container, docker, "/predictions/flowers", photo.read_bytes(), JPEG | forwarded
     )
-    ends_in_time(container, docker, told, pod["timeoutSeconds"])
+    ends_in_time(container, docker, pod["timeoutSeconds"])
 
 
 def test_cloud_run(run: Run, docker: Docker, function: str, photo: Path, manifest: Any) -> None:
@@ -171,10 +167,8 @@ def test_cloud_run(run: Run, docker: Docker, function: str, photo: Path, manifes
         "Forwarded": 'for="203.0.113.7";proto=https',
     }
     assert container.predict(photo, "flowers", **headers).status_code == 200
-    told = told_to_end_at_work(
-        container, docker, "/invocations", photo.read_bytes(), JPEG | headers
-    )
-    ends_in_time(container, docker, told, 10)
+    told_to_end_at_work(container, docker, "/invocations", photo.read_bytes(), JPEG | headers)
+    ends_in_time(container, docker, 10)
 
 
 def test_kubernetes(run: Run, docker: Docker, function: str, photo: Path, manifest: Any) -> None:
@@ -190,8 +184,8 @@ def test_kubernetes(run: Run, docker: Docker, function: str, photo: Path, manife
         leaving = node.submit(container.execute, *spec["lifecycle"]["preStop"]["exec"]["command"])
         assert container.predict(photo, "flowers").status_code == 200
         leaving.result()
-    told = told_to_end_at_work(container, docker, "/predictions/flowers", photo.read_bytes(), JPEG)
-    ends_in_time(container, docker, told, pod["terminationGracePeriodSeconds"])
+    told_to_end_at_work(container, docker, "/predictions/flowers", photo.read_bytes(), JPEG)
+    ends_in_time(container, docker, pod["terminationGracePeriodSeconds"])
 
 
 def test_kserve(run: Run, docker: Docker, weights: Any, manifest: Any) -> None:
@@ -224,10 +218,10 @@ def test_kserve(run: Run, docker: Docker, weights: Any, manifest: Any) -> None:
     assert probabilities["shape"] == [1, 1000]
     assert abs(sum(probabilities["data"]) - 1) < 1e-3
     assert answer.json()["id"] == "42"
-    told = told_to_end_at_work(
+    told_to_end_at_work(
         container, docker, infer, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    ends_in_time(container, docker, told, 30)
+    ends_in_time(container, docker, 30)
 
 
 def test_lambda(
@@ -283,7 +277,8 @@ def test_lambda(
         docker("pause", container.id)
         docker("unpause", container.id)
     assert not container.events("handler ended")
-    ends_in_time(container, docker, told_to_end(container, docker), 2)
+    told_to_end(container, docker)
+    ends_in_time(container, docker, 2)
 
 
 def stand_in_adapter(build: Build, folder: Path) -> str:
@@ -317,8 +312,8 @@ def test_sagemaker(run: Run, docker: Docker, function: str, photo: Path, manifes
         assert container.client.get("/ping", timeout=2).status_code == 200  # also while it works
     assert asked.result().status_code == 200
     assert len(asked.result().json()) == 5
-    told = told_to_end_at_work(container, docker, "/invocations", photo.read_bytes(), headers)
-    ends_in_time(container, docker, told, 30)
+    told_to_end_at_work(container, docker, "/invocations", photo.read_bytes(), headers)
+    ends_in_time(container, docker, 30)
 
 
 def test_sagemaker_with_weights_of_its_own(run: Run, weights: Any, photo: Path) -> None:
@@ -355,7 +350,5 @@ def test_openfaas(run: Run, docker: Docker, function: str, photo: Path, manifest
         "X-Forwarded-For": "10.0.0.1",
     }
     # The gateway takes its own part of the path, /function/flowers, away.
-    told = told_to_end_at_work(
-        container, docker, "/invocations", photo.read_bytes(), JPEG | gateway
-    )
-    ends_in_time(container, docker, told, 30)
+    told_to_end_at_work(container, docker, "/invocations", photo.read_bytes(), JPEG | gateway)
+    ends_in_time(container, docker, 30)
