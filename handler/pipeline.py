@@ -85,6 +85,11 @@ class _Stopped(BaseException):
 _STOP: Final = -1
 
 
+_MAPPING_NS: Final = 5_000_000
+"""For so long the weight unit maps what is in memory before it applies any: from the first layer's A on, the compute
+unit has all processors, where the rest of the mapping takes longer."""
+
+
 class Pipeline:
     """The layer, weight and retrieval threads of a handler; the compute unit is its caller's thread.
 
@@ -248,8 +253,11 @@ class Run:
     def _apply_as_they_come(self) -> None:
         """A of a layer when its L and W, which arrive here in any order, are both done."""
         half_ready: set[int] = set()
+        mapping_until = now_ns() + _MAPPING_NS
         for _ in range(len(self._steps) + len(self._retrievals)):
-            while self._decoupler is not None and self._to_apply.empty():
+            while self._decoupler is not None and (
+                self._to_apply.empty() or now_ns() < mapping_until
+            ):
                 self._map_one()
             index = self._next(self._to_apply)
             if self._steps[index].weighted and index not in half_ready:

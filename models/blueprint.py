@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from models import direct_calls, references
+from models import references, slim
 
 _TABLES: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
@@ -128,11 +128,14 @@ class Blueprint:
     is built once, and its tensors have one slot each, under their first name.
 
     absent: dotted names of subtrees that are left out; their places hold None.
+    slimmed: whether slim modules are built (`models/slim.py`), for a model that suits.
     """
 
     __slots__ = ("_ahead", "_links", "_nodes", "_referring", "numbers", "slots")
 
-    def __init__(self, root: nn.Module, absent: Collection[str] = ()) -> None:
+    def __init__(
+        self, root: nn.Module, absent: Collection[str] = (), *, slimmed: bool = False
+    ) -> None:
         named: dict[str, nn.Module] = {}
         links: list[tuple[int, str, int]] = []
         _walk(root, "", absent, named, {}, links)
@@ -143,7 +146,7 @@ class Blueprint:
         )
         self.slots: tuple[Slot, ...] = tuple(_slots(named))
         places = _places(named)
-        self._nodes = tuple(_Node(module, places) for module in named.values())
+        self._nodes = tuple(_Node(module, places, slimmed=slimmed) for module in named.values())
         self._ahead: Structure | None = None
         self._referring = tuple(
             (number, node) for number, node in enumerate(self._nodes) if node.refers
@@ -179,7 +182,6 @@ class _Node:
     __slots__ = (
         "_attributes",
         "_buffers",
-        "_call",
         "_children",
         "_class",
         "_kept",
@@ -189,10 +191,11 @@ class _Node:
         "_references",
     )
 
-    def __init__(self, module: nn.Module, places: references.Places) -> None:
-        self._class = type(module)
-        self._call = direct_calls.of(module)
-        plain = {name: value for name, value in vars(module).items() if name not in _TABLES}
+    def __init__(self, module: nn.Module, places: references.Places, *, slimmed: bool) -> None:
+        self._class, attributes = (
+            slim.plain_attributes(module) if slimmed else (type(module), vars(module))
+        )
+        plain = {name: value for name, value in attributes.items() if name not in _TABLES}
         found = {name: references.resolver(value, places) for name, value in plain.items()}
         self._references = tuple(
             (name, resolve.get) for name, resolve in found.items() if resolve and not resolve.late
@@ -236,8 +239,6 @@ class _Node:
             buffers[name] = buffer.clone()
         tables.append(parameters)
         tables.append(buffers)
-        if self._call is not None:
-            state[direct_calls.ATTRIBUTE] = functools.partial(self._call, module)
         _set_attribute(module, "__dict__", state)
         return module
 

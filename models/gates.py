@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from models import slim
 from models.blueprint import Blueprint, Slot
 
 Enter = Callable[[int], Sequence[int]]
@@ -115,7 +116,7 @@ class GatedForward:
             for name in part.names
             for path in contents(module, name)
         }
-        self._blueprint = Blueprint(module, absent=layer_of)
+        self._blueprint = Blueprint(module, absent=layer_of, slimmed=slim.suits(module))
         self._gates: list[tuple[int, str, dict[str, int]]] = []
         self._places: list[list[_Place]] = [[] for _ in parts]
         for above, number in self._blueprint.numbers.items():

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from models import references, weightless
+from models import references, slim, weightless
 from models.blueprint import structure_only
 from models.errors import ModelError
 from models.gates import GatedForward, Part, SharedTensor, call_with, contents
@@ -295,12 +295,20 @@ def architecture(
     """
     _check_cover(module, layers)
     state = module.state_dict(keep_vars=True)
+    slimmed = slim.suits(module)
     owners: dict[int, tuple[int, str]] = {}
     chain: list[Layer] = []
     parts: list[Part] = []
     for index, cut in enumerate(layers):
         elsewhere = {key for key, tensor in state.items() if id(tensor) in owners}
-        layer = Layer(cut.name, _tree(module, cut.parts), "", run=call_with, elsewhere=elsewhere)
+        layer = Layer(
+            cut.name,
+            _tree(module, cut.parts),
+            "",
+            run=call_with,
+            elsewhere=elsewhere,
+            slimmed=slimmed,
+        )
         shared = tuple(
             SharedTensor(slot, *owners[id(state[slot.name])]) for slot in layer.elsewhere
         )

@@ -8,6 +8,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
+from models import slim
 from models.blueprint import Blueprint, Slot, Structure
 from models.fusion import Normalization
 from models.gates import GatedForward
@@ -49,6 +50,7 @@ class Layer:
     run: how the tree turns the preceding layer's output into its own.
     initialize: torchvision's own initialization of these modules, after their constructors'.
     elsewhere: names within the tree of tensors that lie in another layer's file.
+    slimmed: whether the model suits slim modules; None: the tree is all that has a say in it.
     """
 
     __slots__ = (
@@ -76,10 +78,12 @@ class Layer:
         run: Run = call,
         initialize: Initializer = lambda _: None,
         elsewhere: Collection[str] = (),
+        slimmed: bool | None = None,
     ) -> None:
         self.name = name
         self.prefix = prefix
-        self._blueprint = Blueprint(root)
+        suits = slim.suits(root) if slimmed is None else slimmed
+        self._blueprint = Blueprint(root, slimmed=suits)
         self._run = run
         self._initialize = initialize
         persistent = [

@@ -50,6 +50,20 @@ class CalledTwice(nn.Module):
         return again
 
 
+class LooksAtTypes(nn.Module):
+    """Of its own parts, at their very types, which a class derived from theirs would change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)])
+
+    def forward(self, value: Tensor) -> Tensor:
+        for part in self.parts:
+            if type(part) is nn.Linear:
+                value = part(value)
+        return value
+
+
 class OnTheModel(nn.Module):
     """Parameters and buffers directly on the model, absent ones too, and a module that has no bias."""
 
@@ -229,6 +243,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "tied": (Tied, ids(2, 5)),
     "shared": (SharedModule, floats(2, 6)),
     "called twice": (CalledTwice, floats(2, 5)),
+    "looks at types": (LooksAtTypes, floats(2, 4)),
     "on the model": (OnTheModel, floats(2, 4)),
     "branches": (BranchesOnShape, floats(2, 4)),
     "looks at values": (LooksAtValues, floats(2, 4).abs()),

@@ -1,7 +1,6 @@
-"""Modules that are called directly against the same ones as torch calls them."""
+"""Slim modules against the same ones as torch has them."""
 
-import copy
-import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torchvision.ops import Conv2dNormActivation, SqueezeExcitation
 
-from models import direct_calls
+from models import slim
 from models.blueprint import Blueprint
 
 IMAGES = (2, 4, 6, 5)
 
 
 def built(source: nn.Module) -> Any:
-    """The module built anew, with the source's own tensors."""
-    blueprint = Blueprint(source)
+    """The module built anew, as slim as it can be, with the source's own tensors."""
+    blueprint = Blueprint(source, slimmed=True)
     structure = blueprint.build()
     state = source.state_dict()
     for slot in blueprint.slots:
@@ -39,8 +38,8 @@ def images() -> Tensor:
     return torch.randn(IMAGES, generator=torch.Generator().manual_seed(1))
 
 
-def direct() -> list[nn.Module]:
-    """Modules with a direct call, of all kinds, for images."""
+def modules() -> list[nn.Module]:
+    """For images; all kinds that have a call of their own, and some that have none."""
     return [
         randomized(module)
         for module in (
@@ -62,27 +61,34 @@ def direct() -> list[nn.Module]:
             nn.Sequential(),
             nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5), nn.GELU()),
             Conv2dNormActivation(4, 6, activation_layer=nn.SiLU),
+            SqueezeExcitation(4, 2),
+            nn.Hardswish(),
         )
     ]
 
 
-def called_as(module: nn.Module) -> str:
+def named(module: nn.Module) -> str:
     return repr(module).partition("\n")[0]
 
 
-@pytest.mark.parametrize("source", direct(), ids=called_as)
+@pytest.mark.parametrize("source", modules(), ids=named)
 def test_it_is_of_its_class_and_computes_the_same_bits(source: nn.Module) -> None:
+    assert slim.suits(source)
     module = built(source)
-    assert type(module) is type(source)
-    assert vars(module)[direct_calls.ATTRIBUTE] is not None
+    assert isinstance(module, type(source))
+    assert isinstance(module, slim._Slim)
+    assert repr(module) == repr(source)
     with torch.inference_mode():
         assert torch.equal(module(images()), source(images()))
         assert torch.equal(module(input=images()), source(images()))
 
 
-@pytest.mark.parametrize("source", [nn.GELU(), nn.LSTM(5, 3), SqueezeExcitation(4, 2)])
-def test_others_are_called_as_torch_does(source: nn.Module) -> None:
-    assert direct_calls.ATTRIBUTE not in vars(built(source.eval()))
+def test_it_has_no_hook_tables_until_one_is_asked_for() -> None:
+    module = built(nn.ReLU().eval())
+    assert not set(vars(module)) & set(slim._HOOK_TABLES)
+    assert module._forward_hooks is module._forward_hooks == {}
+    assert set(vars(module)) & set(slim._HOOK_TABLES) == {"_forward_hooks"}
+    assert module.state_dict() == {}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,7 @@ def doubled_input(_module: nn.Module, inputs: tuple[Tensor]) -> Any:
     return 2 * inputs[0]
 
 
-@pytest.mark.parametrize("source", direct(), ids=called_as)
+@pytest.mark.parametrize("source", modules(), ids=named)
 def test_hooks_run_on_the_module_that_got_them_and_on_no_other(source: nn.Module) -> None:
     module, other = built(source), built(source)
     plain, of_doubled = other(images()), other(2 * images())
@@ -127,21 +133,18 @@ def test_hooks_run_on_the_module_that_got_them_and_on_no_other(source: nn.Module
     assert torch.equal(module(images()), of_doubled)
 
 
-@pytest.fixture
-def global_hook() -> Iterator[Callable[[], None]]:
-    handles = []
-    yield lambda: handles.append(nn_module.register_module_forward_hook(doubled))
-    for handle in handles:
-        handle.remove()
-
-
-def test_hooks_of_all_modules_run_whenever_they_were_registered(
-    global_hook: Callable[[], None],
-) -> None:
+def test_a_table_that_is_assigned_counts() -> None:
     module = built(nn.ReLU().eval())
-    assert module(torch.ones(1)) == 1
-    global_hook()
+    _ = module._forward_hooks
+    module._forward_hooks = OrderedDict({0: doubled})
     assert module(torch.ones(1)) == 2
+
+
+def test_a_part_of_a_sequence_has_hooks_of_its_own() -> None:
+    source: Any = randomized(nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 2)))
+    part = built(source)[:2]
+    part.register_forward_hook(doubled)
+    assert torch.equal(part(images()), 2 * source[:2](images()))
 
 
 def test_attributes_that_are_changed_count() -> None:
@@ -154,94 +157,104 @@ def test_attributes_that_are_changed_count() -> None:
         each[1].train()
         each[2].inplace = True
         each[3].train()
-        each[3].p = 0.0
-    assert torch.equal(module(images()), source(images()))
-    source[3].p = module[3].p = 1.0
     assert not module(images()).any()
+    source[3].eval()
+    module[3].eval()
+    assert torch.equal(module(images()), source(images()))
+
+
+def test_names_of_all_kinds_are_found_and_others_refused_in_torchs_words() -> None:
+    module = built(randomized(nn.Sequential(nn.BatchNorm2d(4))))
+    assert module[0].weight.shape == module[0].running_mean.shape == (4,)
+    with pytest.raises(AttributeError, match="'BatchNorm2d' object has no attribute 'wieght'"):
+        _ = module[0].wieght
+    vars(module).clear()
+    assert not hasattr(module, "wieght")
+
+
+def frozen(module: nn.Module, name: str) -> nn.Module:
+    """With a buffer in the parameter's place."""
+    values = module.get_parameter(name).detach()
+    delattr(module, name)
+    module.register_buffer(name, values)
+    return module
 
 
 @pytest.mark.parametrize(
-    ("source", "name"),
+    "source",
     [
-        (nn.Linear(5, 3), "weight"),
-        (nn.Linear(5, 3), "bias"),
-        (nn.Conv2d(4, 8, 3), "bias"),
-        (nn.BatchNorm2d(4), "weight"),
-        (nn.LayerNorm(5), "weight"),
+        frozen(randomized(nn.Linear(5, 3)), "weight"),
+        frozen(randomized(nn.Conv2d(4, 8, 3)), "bias"),
+        frozen(randomized(nn.BatchNorm2d(4)), "weight"),
+        frozen(randomized(nn.LayerNorm(5)), "bias"),
+        nn.LSTM(5, 3),
+        nn.ParameterList([torch.ones(2)]),
     ],
-    ids=str,
+    ids=named,
 )
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_weights_that_were_made_buffers_are_found(source: nn.Module, name: str, when: str) -> None:
-    randomized(source)
-
-    def freeze(module: nn.Module) -> None:
-        frozen = module.get_parameter(name).detach()
-        delattr(module, name)
-        module.register_buffer(name, frozen)
-
-    plain = copy.deepcopy(source)
-    freeze(plain)
-    if when == "before":
-        module = built(plain)
-    else:
-        module = built(source)
-        freeze_built(module, name)
-    with torch.inference_mode():
-        assert torch.equal(module(images()), plain(images()))
+def test_modules_that_are_in_some_way_of_their_own_stay_as_they_are(source: nn.Module) -> None:
+    module = built(source.eval())
+    assert type(module) is type(source)
+    if not isinstance(source, nn.ParameterList | nn.LSTM):
+        assert torch.equal(module(images()), source(images()))
 
 
-def freeze_built(module: nn.Module, name: str) -> None:
-    """As above; what is built holds plain tensors in the parameters' places."""
-    tensor = module._parameters.pop(name)
-    module.register_buffer(name, tensor)
+class Own(nn.ReLU):
+    """Looks at the type of another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 5)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return self.inner(input) if type(self.inner) is nn.Linear else input
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [copy.copy, copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))],  # noqa: S301 - its own
-    ids=["copy", "deepcopy", "pickle"],
-)
-def test_copies_are_modules_of_their_own(copied: Callable[[Any], Any]) -> None:
-    module = built(randomized(nn.Linear(5, 3)))
-    other = copied(module)
-    expected = module(images())
-    assert torch.equal(other(images()), expected)
-    other._parameters = {"weight": torch.zeros(3, 5), "bias": None}
-    assert not other(images()).any()
-    assert torch.equal(module(images()), expected)
+def hooked() -> nn.Module:
+    module = nn.ReLU()
+    module.register_forward_hook(doubled)
+    return module
 
 
-def test_a_part_of_a_sequence_has_hooks_of_its_own() -> None:
-    source: Any = randomized(nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 2)))
-    part = built(source)[:2]
-    part.register_forward_hook(doubled)
-    assert torch.equal(part(images()), 2 * source[:2](images()))
+def patched() -> nn.Module:
+    module = nn.ReLU()
+    module.forward = torch.neg  # type: ignore[method-assign]
+    return module
 
 
-def test_torch_traces_what_is_built_as_it_does_the_source() -> None:
-    source = randomized(nn.Sequential(nn.Linear(5, 3), nn.ReLU()))
-    found, expected = (torch.fx.symbolic_trace(module) for module in (built(source), source))
-    assert str(found.graph) == str(expected.graph)
+def compiled() -> nn.Module:
+    module = nn.ReLU()
+    module.compile(backend="eager")
+    return module
 
 
-def test_a_module_whose_forward_is_its_own_is_called_by_it() -> None:
-    source = nn.ReLU().eval()
-    source.forward = torch.neg  # type: ignore[method-assign]
-    assert built(source)(torch.ones(1)) == -1
+@pytest.mark.parametrize("part", [Own, hooked, patched, compiled])
+def test_models_that_could_tell_do_not_suit(part: Callable[[], nn.Module]) -> None:
+    assert not slim.suits(nn.Sequential(nn.Linear(5, 5), nn.Sequential(part())))
 
 
+@pytest.fixture
+def _global_hook() -> Iterator[None]:
+    handle = nn_module.register_module_forward_hook(doubled)
+    yield
+    handle.remove()
+
+
+@pytest.mark.usefixtures("_global_hook")
+def test_where_all_modules_have_a_hook_none_suits() -> None:
+    assert not slim.suits(nn.ReLU())
+
+
+@pytest.fixture
+def _no_classes_yet() -> Iterator[None]:
+    slim._slim.cache_clear()
+    yield
+    slim._slim.cache_clear()
+
+
+@pytest.mark.usefixtures("_no_classes_yet")
 def test_a_class_whose_forward_was_replaced_is_called_by_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nn.ReLU, "forward", lambda _, value: -value)
     assert built(nn.ReLU().eval())(torch.ones(1)) == -1
-
-
-class Own(nn.ReLU):
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        return super().forward(input) + 1
-
-
-def test_a_class_of_the_users_is_called_by_its_own_forward() -> None:
-    assert built(Own().eval())(torch.ones(1)) == 2
