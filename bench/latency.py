@@ -283,6 +283,7 @@ def _measure_own(model: str, options: Options, progress: Progress) -> Iterator[R
     manifest = own.manifest_of(options.store, model)
 
     def start(stack: ExitStack) -> Iterator[Variant]:
+        page_cache.read_anew(Store(options.store).open(model).path)
         yield own.resident(options.store.absolute(), model, options.threads, stack)
         for strategy in options.strategies:
             worker = Worker.handler(options.store.absolute(), options.threads)

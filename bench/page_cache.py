@@ -83,9 +83,14 @@ def cached_share(folder: Path) -> float:
 def read_in(folder: Path) -> float:
     """Reads a folder's files that are not wholly in the page cache; what part of them then is."""
     if cached_share(folder) < 1:
-        for path in folder.iterdir():
-            mapped_memory.recache(path)
+        read_anew(folder)
     return cached_share(folder)
+
+
+def read_anew(folder: Path) -> None:
+    """Reads a folder's files as preparation does: the host may have taken parts of large pages back since."""
+    for path in folder.iterdir():
+        mapped_memory.recache(path)
 
 
 def _is_cached(descriptor: int) -> bool:
