@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import random
 from collections.abc import Iterator, Mapping
@@ -108,6 +109,13 @@ def open_files(path: Path) -> int:
 SIZES: Final = [1000, CHUNK_BYTES // 6, CHUNK_BYTES // 12 * 5]
 
 
+@pytest.fixture(autouse=True)
+def _slow_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every chunk takes a second."""
+    seconds = itertools.count()
+    monkeypatch.setattr(retrieval, "now_ns", lambda: next(seconds) * 10**9)
+
+
 @pytest.mark.parametrize("elements", SIZES)
 def test_a_mapped_file_gives_the_tensors_that_were_written(tmp_path: Path, elements: int) -> None:
     content = tensors(elements)
@@ -199,6 +207,24 @@ def test_each_step_populates_its_chunk_of_the_mapping(tmp_path: Path) -> None:
         assert all(resident_pages(file)[: CHUNK_BYTES // 4096])
         while file.step():
             pass
+        assert all(resident_pages(file))
+
+
+def test_chunks_grow_as_long_as_they_are_there_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = safetensors(tmp_path / "a.safetensors", tensors(CHUNK_BYTES * 25 // 12))
+    took_ns = [0]
+    calls = itertools.count()
+    monkeypatch.setattr(retrieval, "now_ns", lambda: next(calls) * took_ns[0])
+    with opened(tmp_path / "a.safetensors") as (descriptor, size):
+        file = MappedFile(descriptor, size, layout)
+        populated = []
+        while file.step():
+            populated.append(file._populated // CHUNK_BYTES)
+            if len(populated) == 3:
+                took_ns[0] = 10**9
+        assert populated[:6] == [1, 3, 7, 15, 16, 17]
         assert all(resident_pages(file))
 
 
