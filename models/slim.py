@@ -21,19 +21,19 @@ from torch.nn.modules import module as nn_module
 
 _PACKAGES: Final = ("torch.nn.modules.", "torchvision.", "models.fusion")
 """How the modules begin that have the classes that do not mind."""
-_HOOK_TABLES: Final[Mapping[str, Callable[[], Any]]] = {
-    "_backward_hooks": OrderedDict,
-    "_backward_pre_hooks": OrderedDict,
-    "_forward_hooks": OrderedDict,
-    "_forward_hooks_always_called": OrderedDict,
-    "_forward_hooks_with_kwargs": OrderedDict,
-    "_forward_pre_hooks": OrderedDict,
-    "_forward_pre_hooks_with_kwargs": OrderedDict,
-    "_load_state_dict_post_hooks": OrderedDict,
-    "_load_state_dict_pre_hooks": OrderedDict,
-    "_state_dict_hooks": OrderedDict,
-    "_state_dict_pre_hooks": OrderedDict,
-}
+_HOOK_TABLES: Final = (
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_hooks_always_called",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_load_state_dict_post_hooks",
+    "_load_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+)
 _USUAL: Final[Mapping[str, object]] = {"training": False, "_is_full_backward_hook": None}
 _CALLED_BY: Final = frozenset({"forward", "_compiled_call_impl"})
 """Attributes by which a single module is called otherwise than its class says."""
@@ -74,14 +74,13 @@ def plain_attributes(module: nn.Module) -> tuple[type[nn.Module], dict[str, Any]
 class _HookTable:
     """Made when it is first asked for; from then on its module is called as any other."""
 
-    def __init__(self, name: str, make: Callable[[], Any]) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._make = make
 
     def __get__(self, module: nn.Module, kind: type) -> Any:
         state = module.__dict__
         state["_untouched"] = False
-        made = state[self._name] = self._make()
+        made = state[self._name] = OrderedDict[int, Any]()
         return made
 
 
@@ -106,8 +105,8 @@ class _Slim(nn.Module):
         return super().__getattr__(name)
 
 
-for _name, _make in _HOOK_TABLES.items():
-    setattr(_Slim, _name, _HookTable(_name, _make))
+for _name in _HOOK_TABLES:
+    setattr(_Slim, _name, _HookTable(_name))
 
 
 def _conv2d(self: Any, input: Tensor) -> Any:  # noqa: A002 - torch's own name
