@@ -166,7 +166,9 @@ class RequestHandler:
                 start = now_ns()
                 value = processing.decode(request.input, body)
                 timeline.decoded = (start, now_ns())
-                with denormals.taken_as_zero():
+                is_own = model.manifest.factory is not None
+                placed = openmp.of_thread.placement.kept(threads_start=is_own)
+                with denormals.taken_as_zero(), placed:
                     outputs = _executed(run, model, processing, value)
                 del value
                 return _result(request, model, processing.encode(outputs), timeline)

@@ -14,10 +14,9 @@ from typing import Final
 
 import torch
 
-from handler import denormals, images, loglines, memory, wire
+from handler import denormals, images, loglines, memory, openmp, wire
 from handler.cancellation import Cancellation
 from handler.handle import RequestHandler
-from handler.openmp import stay_single_threaded
 from handler.pipeline import Pipeline
 from handler.timeline import now_ns
 from handler.unit import UnitThread
@@ -106,12 +105,13 @@ def _start_openmp_team() -> None:
     os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + _COMPUTE_NICE)
     with denormals.taken_as_zero():
         torch.ones(1 << 20).sum()
+    openmp.of_thread.placement.start_team()
 
 
 def _set_threads(count: int) -> None:
     """Of the compute unit; this thread, the main one, computes on itself alone."""
     torch.set_num_threads(count)
-    stay_single_threaded()
+    openmp.stay_single_threaded()
 
 
 def _die_with_parent() -> None:

@@ -1,9 +1,11 @@
-"""Only the compute thread enters OpenMP: told by the threads that a handler's process has."""
+"""Only the compute thread enters OpenMP: told by the threads that a handler's process has, and where they may run."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from models.store import Store
 THREADS: Final = 2
 RETRIEVALS: Final = 2
 DEADLINE_S: Final = 100
+PROCESSORS: Final = sorted(os.sched_getaffinity(0))
 
 COUNT: Final = """
 import json, os, sys, threading
@@ -157,6 +160,59 @@ def encode(outputs, parameters):
 torch.set_num_threads(4)
 """
 
+PLACED: Final = """
+from pathlib import Path
+from handler.cancellation import Cancellation
+from handler.handle import RequestHandler
+from handler.pipeline import Pipeline
+from handler.process import _start_openmp_team
+from handler.unit import UnitThread
+from models.store import Store
+
+stay_single_threaded()
+compute = UnitThread("compute", on_start=_start_openmp_team)
+handler = RequestHandler(Store(Path(sys.argv[1])), Pipeline(retrievals=RETRIEVALS))
+header = {"id": "one", "model": "own", "version": None, "strategy": "cicada", "top": 5,
+          "input": {"kind": "own", "content_type": None, "parameters": {}}, "outputs": []}
+answers, between = [], []
+
+def ask():
+    with handler.handling(header, bytearray(b"any"), 0, Cancellation()) as (told, content):
+        answers.append(json.loads(content))
+
+for repetition in range(3):
+    compute.submit(ask).join()
+    between.append(sorted(sorted(os.sched_getaffinity(int(tid))) for tid in os.listdir("/proc/self/task")))
+print(json.dumps({"answers": answers, "between": between}))
+"""
+
+PLACES: Final = """
+import os
+import threading
+import torch
+from torch import nn
+
+seen = {}
+
+class Starts(nn.Linear):
+    # a thread that stays, and another number of threads
+    def forward(self, value):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        torch.set_num_threads(4)
+        seen["forward"] = sorted(os.sched_getaffinity(0))
+        return super().forward(value)
+
+def make():
+    return Starts(4, 2)
+
+def decode(body, content_type, parameters):
+    seen["decode"] = sorted(os.sched_getaffinity(0))
+    return torch.ones(1, 4)
+
+def encode(outputs, parameters):
+    return seen | {"encode": sorted(os.sched_getaffinity(0))}
+"""
+
 TEAMS: Final = """
 before = tasks()
 alone = on_a_thread(lambda: (stay_single_threaded(), large_operator())) - before
@@ -165,8 +221,11 @@ print(json.dumps({"alone": alone, "with_team": one_team}))
 """
 
 
-def run(script: str, *arguments: Path) -> dict[str, Any]:
+def run(script: str, *arguments: Path, processors: Sequence[int] = ()) -> dict[str, Any]:
+    """What the script printed; `processors`: those that its process may use, without any all."""
     constants = f"THREADS, RETRIEVALS = {THREADS}, {RETRIEVALS}\n"
+    if processors:
+        constants += f"import os; os.sched_setaffinity(0, {list(processors)})\n"
     ended = subprocess.run(
         [sys.executable, "-c", constants + COUNT + script, *map(str, arguments)],
         capture_output=True,
@@ -189,8 +248,18 @@ has_openmp = pytest.mark.skipif(
 @pytest.fixture
 def own_store(tmp_path: Path) -> Store:
     """`own`: a model and a processing of the user's, who sets more threads wherever that can be."""
+    return prepared(tmp_path, OWN)
+
+
+@pytest.fixture
+def places_store(tmp_path: Path) -> Store:
+    """`own`: a model and a processing of the user's, who tells the processors."""
+    return prepared(tmp_path, PLACES)
+
+
+def prepared(tmp_path: Path, own: str) -> Store:
     code = tmp_path / "own.py"
-    code.write_text(OWN)
+    code.write_text(own)
     threads = torch.get_num_threads()
     source = preparation.from_factory(f"{code}:make", {}, "1x4", "block", seed=1)
     store = Store(tmp_path / "weights")
@@ -222,6 +291,42 @@ def test_a_thread_that_stays_single_threaded_starts_no_team_and_leaves_others_th
     told = run(TEAMS)
     assert told["alone"] == 1
     assert told["with_team"] == 1 + (THREADS - 1)
+
+
+@has_openmp
+@pytest.mark.skipif(len(PROCESSORS) < THREADS, reason="a team of two needs two processors")
+@pytest.mark.usefixtures("imports_are_undone")
+def test_a_team_of_two_is_placed_and_what_a_forward_starts_is_let_go(places_store: Store) -> None:
+    both = PROCESSORS[:2]
+    first, second = ([processor] for processor in both)
+    told = run(PLACED, places_store.root, processors=both)
+    assert told["answers"] == [{"decode": both, "forward": first, "encode": both}] * 3
+    for masks in told["between"]:
+        assert masks.count(second) == 1, "the team's other thread, also after the user had set more"
+        assert masks.count(both) == len(masks) - 1
+
+
+@has_openmp
+@pytest.mark.usefixtures("imports_are_undone")
+def test_on_a_single_processor_no_team_is_placed(places_store: Store) -> None:
+    one = PROCESSORS[:1]
+    told = run(PLACED, places_store.root, processors=one)
+    assert told["answers"] == [{"decode": one, "forward": one, "encode": one}] * 3
+
+
+def test_a_container_whose_processors_changed_has_no_placement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(_thread: int, _processors: object) -> None:
+        raise OSError(errno.EINVAL, "no such processors")
+
+    placement = openmp.Placement()
+    placement._processors = (0, 1)
+    before = os.sched_getaffinity(0)
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    with placement.kept(threads_start=True):
+        assert os.sched_getaffinity(0) == before
+    assert not placement._processors
 
 
 @has_openmp
