@@ -100,7 +100,7 @@ def _candidates(
     channels_last = _candidate(plain, weights, "channels_last")
     yield channels_last, _Resident(channels_last.architecture, channels_last.weights)
     if weight_format == "safetensors" and blocked.onednn_version() is not None:
-        yield _blocked(contiguous, resident.convolutions(value))
+        yield _blocked(contiguous, resident.convolutions(value), torch.get_num_threads())
 
 
 def _candidate(
@@ -118,27 +118,37 @@ def _candidate(
 
 
 def _blocked(
-    contiguous: Candidate, convolutions: Mapping[str, Convolution]
+    contiguous: Candidate, convolutions: Mapping[str, Convolution], threads: int
 ) -> tuple[Candidate, "_Resident"]:
-    weights = _BlockedWeights(contiguous.weights, convolutions)
+    weights = _BlockedWeights(contiguous.weights, convolutions, threads)
     resident = _Resident(contiguous.architecture, weights)
     candidate = Candidate("blocked", contiguous.architecture, weights, resident.layouts())
     return candidate, resident
 
 
 class _BlockedWeights(Mapping[str, Tensor]):
-    """The same weights, those of the convolutions laid out by oneDNN when asked for."""
+    """The same weights, those of the convolutions laid out by oneDNN when asked for.
+
+    threads: for how many; oneDNN lays weights out otherwise for others.
+    """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], convolutions: Mapping[str, Convolution]
+        self,
+        weights: Mapping[str, Tensor],
+        convolutions: Mapping[str, Convolution],
+        threads: int,
     ) -> None:
         self._weights = weights
         self._convolutions = convolutions
+        self._threads = threads
 
     def __getitem__(self, key: str) -> Tensor:
         convolution = self._convolutions.get(key)
         weight = self._weights[key]
-        return weight if convolution is None else convolution.blocked(weight)
+        if convolution is None:
+            return weight
+        with _threads(self._threads):
+            return convolution.blocked(weight)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

@@ -124,3 +124,19 @@ def test_blocked_weights_lie_in_the_files_as_onednn_has_them(
     assert found.keys() == {"conv1.weight"}
     assert torch.equal(found["conv1.weight"].to_dense(), folded["conv1.weight"])
     assert Store(tmp_path).verify("fast") == []
+
+
+def test_blocked_weights_are_laid_out_for_the_threads_that_were_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """oneDNN lays ResNet-50's out otherwise for one thread, which this process has."""
+    measured(monkeypatch, [10.0], [9.0], [8.0], [5.0])
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        source = preparation.from_seed(0, "resnet50", "block")
+        chosen = preparation.optimized(source, "safetensors", threads=2)
+        preparation.prepare(Store(tmp_path), "fast", chosen, "safetensors")
+    finally:
+        torch.set_num_threads(before)
+    assert Store(tmp_path).verify("fast") == []
