@@ -49,10 +49,11 @@ def send(connection: socket.socket, header: Header, body: Body = b"") -> None:
     """Sends one frame on a blocking socket; raises OSError when the other side has gone."""
     view = memoryview(body).cast("B")
     encoded = _encode(header, view.nbytes)
-    # At once, so that the other side wakes once.
+    # At once, so that the other side wakes once; and if that was all, not a byte later: it may have gone.
     sent = connection.sendmsg([encoded, view])
-    connection.sendall(encoded[sent:])
-    connection.sendall(view[max(0, sent - len(encoded)) :])
+    for rest in (encoded[sent:], view[max(0, sent - len(encoded)) :]):
+        if rest:
+            connection.sendall(rest)
 
 
 def receive(connection: socket.socket) -> tuple[Header, bytearray] | None:

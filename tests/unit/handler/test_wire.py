@@ -51,6 +51,23 @@ def test_a_body_larger_than_the_sockets_buffer(pair: Pair) -> None:
     sender.join(20)
 
 
+class _Read(socket.socket):
+    """A socket whose other side closes as soon as it has the first message."""
+
+    other: socket.socket
+
+    def sendmsg(self, *arguments: Any) -> int:
+        sent = super().sendmsg(*arguments)
+        self.other.close()
+        return sent
+
+
+def test_the_other_side_may_close_once_it_has_a_frame(pair: Pair) -> None:
+    with _Read(fileno=pair[0].detach()) as one:
+        one.other = pair[1]
+        wire.send(one, {"a": 1}, b"body")
+
+
 def test_proxy_and_handler_understand_each_other(pair: Pair) -> None:
     handler, proxy = pair
 
