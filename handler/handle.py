@@ -166,9 +166,8 @@ class RequestHandler:
                 start = now_ns()
                 value = processing.decode(request.input, body)
                 timeline.decoded = (start, now_ns())
-                is_own = model.manifest.factory is not None
-                placed = openmp.of_thread.placement.kept(threads_start=is_own)
-                with denormals.taken_as_zero(), placed:
+                is_ours = _is_ours(model, processing)
+                with denormals.taken_as_zero(), openmp.of_thread.placement.apart(held=is_ours):
                     outputs = _executed(run, model, processing, value)
                 del value
                 return _result(request, model, processing.encode(outputs), timeline)
@@ -226,8 +225,7 @@ def _executed(run: Run, model: PreparedModel, processing: Processing, value: Any
         with watched:
             return run.execute(value)
     except ForwardFailed as failure:
-        is_ours = not is_own and not isinstance(processing, OwnProcessing)
-        if is_ours or _has_its_own_answer(failure.error):
+        if _is_ours(model, processing) or _has_its_own_answer(failure.error):
             raise failure.error from None
         log.exception("the forward of %s failed", model.name)
         given = (
@@ -236,6 +234,11 @@ def _executed(run: Run, model: PreparedModel, processing: Processing, value: Any
         raise ModelFault(
             f"model {model.name!r}: its forward failed{given}: {failure}"
         ) from failure.error
+
+
+def _is_ours(model: PreparedModel, processing: Processing) -> bool:
+    """Whether no code of the user's runs in the forward."""
+    return model.manifest.factory is None and not isinstance(processing, OwnProcessing)
 
 
 def _has_its_own_answer(error: BaseException) -> bool:

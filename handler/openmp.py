@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -44,57 +44,62 @@ def stay_single_threaded() -> None:
 
 
 class Placement:
-    """Which processor each thread of the calling thread's team is on: for a team of two that has two processors.
+    """Which processor each of the calling thread's team is on: where it is two threads that have two processors.
 
     The kernel wakes a thread where it last was if no processor is idle, and as a forward starts, the units still
     work. Both on one processor spin in turns, 4 ms each, until that is balanced: one request of ResNet-50 in seven
-    took 50 instead of 33 ms. Beside another process that computes, each took 2,500 ms, and takes 140 if placed.
+    took 50 instead of 33 ms. Beside another process that computes, each took 2,200 ms, and takes 120 if placed.
 
     Larger teams are the kernel's to place: libgomp ends the threads that a smaller team does without, and
     starts them anew amid a forward.
     """
 
     def __init__(self) -> None:
+        self._other: int | None = None
+        """The team's thread that is not the calling one, by the kernel's number."""
         self._processors: tuple[int, ...] = ()
 
     def start_team(self) -> None:
         """The team comes to be, and is placed if that can be done."""
-        processors = self._processors or tuple(sorted(os.sched_getaffinity(0)))
-        self._processors = ()
         run_on_team = getattr(_loaded(*_RUNTIMES), "GOMP_parallel", None)
-        if not torch.get_num_threads() == len(processors) == _PAIR or run_on_team is None:
+        if torch.get_num_threads() != _PAIR or run_on_team is None:
             return
-        own = threading.get_native_id()
+        team: set[int] = set()
+        run_on_team(_OnEachThread(lambda _: team.add(threading.get_native_id())), None, _PAIR, 0)
+        self._other = next(iter(team - {threading.get_native_id()}), None)
+        self._place(_processors())
 
-        def place(_: object) -> None:
-            if threading.get_native_id() != own and _set_affinity(0, processors[1:]):
-                self._processors = processors
-
-        run_on_team(_OnEachThread(place), None, _PAIR, 0)
-
-    def restart_team(self) -> None:
-        """After the number of threads was changed: else a new thread would be where its starter is."""
-        if self._processors:
-            self.start_team()
+    def _place(self, processors: tuple[int, ...]) -> None:
+        self._processors = processors
+        if self._other is not None:
+            _set_affinity(self._other, processors[1:] if len(processors) == _PAIR else processors)
+            _set_affinity(0, processors)
 
     @contextmanager
-    def kept(self, *, threads_start: bool) -> Iterator[None]:
-        """Within it, the calling thread stays on the processor that is its own.
+    def apart(self, *, held: bool) -> Iterator[None]:
+        """Begins with the calling thread on a processor of its own, and `held` keeps it there.
 
-        threads_start: threads that start within it, on that processor alone as the one that starts them, are let
-        go at its end.
+        What starts on a thread that is held, threads or processes, has that processor alone, and libraries
+        count it: so a thread that runs the user's code is not to be held.
         """
-        processors = self._processors
-        if not processors or not _set_affinity(0, processors[:1]):
-            self._processors = ()
+        if self._other is None:
+            yield
+            return
+        processors = _processors()
+        if processors != self._processors:
+            self._place(processors)
+        if len(processors) != _PAIR:
+            yield
+            return
+        _set_affinity(0, processors[:1])
+        if not held:
+            _set_affinity(0, processors)
             yield
             return
         try:
             yield
         finally:
-            _set_affinity(0, processors)
-            for thread in Path("/proc/self/task").iterdir() if threads_start else ():
-                _let_go(int(thread.name), processors)
+            _set_affinity(0, _processors())
 
 
 class _OfThread(threading.local):
@@ -105,19 +110,15 @@ class _OfThread(threading.local):
 of_thread: Final = _OfThread()
 
 
-def _set_affinity(thread: int, processors: Collection[int]) -> bool:
-    """Whether it could be: the thread may have ended, the container have other processors now."""
-    try:
+def _processors() -> tuple[int, ...]:
+    """Those of the main thread, which are the process's, as they may be changed while it runs."""
+    return tuple(sorted(os.sched_getaffinity(os.getpid())))
+
+
+def _set_affinity(thread: int, processors: Collection[int]) -> None:
+    """0 is the calling thread. Does nothing where it has ended, or may not use these any more."""
+    with suppress(OSError):
         os.sched_setaffinity(thread, processors)
-    except OSError:
-        return False
-    return True
-
-
-def _let_go(thread: int, processors: Sequence[int]) -> None:
-    with suppress(ProcessLookupError):
-        if os.sched_getaffinity(thread) == {processors[0]}:
-            _set_affinity(thread, processors)
 
 
 @contextmanager
@@ -134,7 +135,6 @@ def watched(what: str) -> Iterator[None]:
         if torch.get_num_threads() != count:
             log.warning("%s changed torch's number of threads", what)
             torch.set_num_threads(count)
-            of_thread.placement.restart_team()
         if (left := threading.active_count() - running) > 0:
             log.warning(
                 "%s left Python threads running (%d), which may slow the model down", what, left

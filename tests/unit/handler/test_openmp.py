@@ -1,6 +1,5 @@
 """Only the compute thread enters OpenMP: told by the threads that a handler's process has, and where they may run."""
 
-import errno
 import json
 import os
 import subprocess
@@ -162,8 +161,8 @@ torch.set_num_threads(4)
 
 PLACED: Final = """
 from pathlib import Path
+from handler import handle
 from handler.cancellation import Cancellation
-from handler.handle import RequestHandler
 from handler.pipeline import Pipeline
 from handler.process import _start_openmp_team
 from handler.unit import UnitThread
@@ -171,46 +170,70 @@ from models.store import Store
 
 stay_single_threaded()
 compute = UnitThread("compute", on_start=_start_openmp_team)
-handler = RequestHandler(Store(Path(sys.argv[1])), Pipeline(retrievals=RETRIEVALS))
-header = {"id": "one", "model": "own", "version": None, "strategy": "cicada", "top": 5,
-          "input": {"kind": "own", "content_type": None, "parameters": {}}, "outputs": []}
-answers, between = [], []
+pipeline = Pipeline(retrievals=RETRIEVALS)
+own, built_in = (handle.RequestHandler(Store(Path(root)), pipeline) for root in sys.argv[1:])
+execute = handle._executed
+all_processors = sorted(os.sched_getaffinity(0))
+told = []
 
-def ask():
-    with handler.handling(header, bytearray(b"any"), 0, Cancellation()) as (told, content):
-        answers.append(json.loads(content))
+def ask(handler, name, input, body):
+    header = {"id": "one", "model": name, "version": None, "strategy": "cicada", "top": 5,
+              "input": input, "outputs": ["logits"]}
+    seen = {}
+    def noting(*arguments):
+        seen["forward"] = sorted(os.sched_getaffinity(0))
+        return execute(*arguments)
+    handle._executed = noting
+    with handler.handling(header, bytearray(body), 0, Cancellation()) as (answer, content):
+        assert answer["type"] == "result", answer
+        seen["told"] = json.loads(content) if handler is own else None
+    told.append(seen)
 
-for repetition in range(3):
-    compute.submit(ask).join()
-    between.append(sorted(sorted(os.sched_getaffinity(int(tid))) for tid in os.listdir("/proc/self/task")))
-print(json.dumps({"answers": answers, "between": between}))
+def masks():
+    return sorted(sorted(os.sched_getaffinity(int(tid))) for tid in os.listdir("/proc/self/task"))
+
+def allow(processors):
+    for tid in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(tid), processors)
+
+for processors in (all_processors, all_processors[:1], all_processors):
+    if told:
+        allow(processors)
+    any_input = {"kind": "own", "content_type": None, "parameters": {}}
+    compute.submit(lambda: ask(own, "own", any_input, b"any")).join()
+    tensor = {"kind": "tensor", "datatype": "FP32", "shape": [1, 3, 64, 64]}
+    body = torch.ones(1, 3, 64, 64).numpy().tobytes()
+    compute.submit(lambda: ask(built_in, "resnet18-safetensors", tensor, body)).join()
+    told[-1]["after"] = masks()
+print(json.dumps(told))
 """
 
 PLACES: Final = """
-import os
+import json
+import subprocess
+import sys
 import threading
 import torch
 from torch import nn
 
-seen = {}
-
 class Starts(nn.Linear):
-    # a thread that stays, and another number of threads
+    # a thread that stays, a process, and another number of threads
     def forward(self, value):
+        global seen
         threading.Thread(target=threading.Event().wait, daemon=True).start()
+        asks = "import os; print(sorted(os.sched_getaffinity(0)))"
+        seen = json.loads(subprocess.check_output([sys.executable, "-c", asks]))
         torch.set_num_threads(4)
-        seen["forward"] = sorted(os.sched_getaffinity(0))
         return super().forward(value)
 
 def make():
     return Starts(4, 2)
 
 def decode(body, content_type, parameters):
-    seen["decode"] = sorted(os.sched_getaffinity(0))
     return torch.ones(1, 4)
 
 def encode(outputs, parameters):
-    return seen | {"encode": sorted(os.sched_getaffinity(0))}
+    return {"process": seen}
 """
 
 TEAMS: Final = """
@@ -221,7 +244,7 @@ print(json.dumps({"alone": alone, "with_team": one_team}))
 """
 
 
-def run(script: str, *arguments: Path, processors: Sequence[int] = ()) -> dict[str, Any]:
+def run(script: str, *arguments: Path, processors: Sequence[int] = ()) -> Any:
     """What the script printed; `processors`: those that its process may use, without any all."""
     constants = f"THREADS, RETRIEVALS = {THREADS}, {RETRIEVALS}\n"
     if processors:
@@ -235,8 +258,7 @@ def run(script: str, *arguments: Path, processors: Sequence[int] = ()) -> dict[s
         env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},  # spinning takes long on a loaded machine
     )
     assert ended.returncode == 0, ended.stderr
-    told: dict[str, Any] = json.loads(ended.stdout)
-    return told
+    return json.loads(ended.stdout)
 
 
 has_openmp = pytest.mark.skipif(
@@ -296,37 +318,28 @@ def test_a_thread_that_stays_single_threaded_starts_no_team_and_leaves_others_th
 @has_openmp
 @pytest.mark.skipif(len(PROCESSORS) < THREADS, reason="a team of two needs two processors")
 @pytest.mark.usefixtures("imports_are_undone")
-def test_a_team_of_two_is_placed_and_what_a_forward_starts_is_let_go(places_store: Store) -> None:
+def test_each_of_a_team_of_two_has_a_processor_and_the_user_s_code_all(
+    places_store: Store, store: Store
+) -> None:
+    """Also when the process's processors are changed while it runs."""
     both = PROCESSORS[:2]
     first, second = ([processor] for processor in both)
-    told = run(PLACED, places_store.root, processors=both)
-    assert told["answers"] == [{"decode": both, "forward": first, "encode": both}] * 3
-    for masks in told["between"]:
-        assert masks.count(second) == 1, "the team's other thread, also after the user had set more"
-        assert masks.count(both) == len(masks) - 1
+    told = run(PLACED, places_store.root, store.root, processors=both)
+    for allowed, own, built_in in zip((both, first, both), told[::2], told[1::2], strict=True):
+        placed = allowed == both
+        assert own == {"forward": allowed, "told": {"process": allowed}}
+        assert built_in["forward"] == first
+        others = [mask for mask in built_in["after"] if mask != allowed]
+        assert others == ([second] if placed else [])
 
 
 @has_openmp
 @pytest.mark.usefixtures("imports_are_undone")
-def test_on_a_single_processor_no_team_is_placed(places_store: Store) -> None:
+def test_on_a_single_processor_no_team_is_placed(places_store: Store, store: Store) -> None:
     one = PROCESSORS[:1]
-    told = run(PLACED, places_store.root, processors=one)
-    assert told["answers"] == [{"decode": one, "forward": one, "encode": one}] * 3
-
-
-def test_a_container_whose_processors_changed_has_no_placement(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refused(_thread: int, _processors: object) -> None:
-        raise OSError(errno.EINVAL, "no such processors")
-
-    placement = openmp.Placement()
-    placement._processors = (0, 1)
-    before = os.sched_getaffinity(0)
-    monkeypatch.setattr(os, "sched_setaffinity", refused)
-    with placement.kept(threads_start=True):
-        assert os.sched_getaffinity(0) == before
-    assert not placement._processors
+    for told in run(PLACED, places_store.root, store.root, processors=one):
+        assert told["forward"] == one
+        assert all(mask == one for mask in told.get("after", []))
 
 
 @has_openmp
