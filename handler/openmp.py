@@ -66,14 +66,14 @@ class Placement:
             return
         team: set[int] = set()
         run_on_team(_OnEachThread(lambda _: team.add(threading.get_native_id())), None, _PAIR, 0)
-        self._other = next(iter(team - {threading.get_native_id()}), None)
-        self._place(_processors())
+        for other in team - {threading.get_native_id()}:
+            self._other = other
+            self._place(other, _processors())
 
-    def _place(self, processors: tuple[int, ...]) -> None:
+    def _place(self, other: int, processors: tuple[int, ...]) -> None:
         self._processors = processors
-        if self._other is not None:
-            _set_affinity(self._other, processors[1:] if len(processors) == _PAIR else processors)
-            _set_affinity(0, processors)
+        _set_affinity(other, processors[1:] if len(processors) == _PAIR else processors)
+        _set_affinity(0, processors)
 
     @contextmanager
     def apart(self, *, held: bool) -> Iterator[None]:
@@ -87,7 +87,7 @@ class Placement:
             return
         processors = _processors()
         if processors != self._processors:
-            self._place(processors)
+            self._place(self._other, processors)
         if len(processors) != _PAIR:
             yield
             return

@@ -131,12 +131,8 @@ def test_blocked_weights_are_laid_out_for_the_threads_that_were_measured(
 ) -> None:
     """oneDNN lays ResNet-50's out otherwise for one thread, which this process has."""
     measured(monkeypatch, [10.0], [9.0], [8.0], [5.0])
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with optimization._threads(1):
         source = preparation.from_seed(0, "resnet50", "block")
         chosen = preparation.optimized(source, "safetensors", threads=2)
         preparation.prepare(Store(tmp_path), "fast", chosen, "safetensors")
-    finally:
-        torch.set_num_threads(before)
     assert Store(tmp_path).verify("fast") == []
