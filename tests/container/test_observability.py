@@ -19,6 +19,7 @@ import yaml
 
 Run = Callable[..., Any]
 
+DEADLINE_S: Final = 60
 MEANS_NOTHING_HAPPENED: Final = {"Handlers replaced", "Errors"}
 VARIABLES: Final = {"$__rate_interval": "15s", "$model": ".*", "$strategy": ".*"}
 
@@ -58,9 +59,23 @@ def prometheus(repository: Path, folder: Path, port: int, target: str) -> Iterat
     ]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as process:
         try:
-            yield f"http://127.0.0.1:{port}"
+            url = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + DEADLINE_S
+            # It listens, and answers 503, before it has opened its database.
+            while not is_ready(url):
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.1)
+            yield url
         finally:
             process.terminate()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/-/ready").is_success
+    except httpx.TransportError:
+        return False
 
 
 def asked(expression: str) -> str:
@@ -86,7 +101,7 @@ def test_every_panel_of_the_dashboard_shows_something(
         httpx.Client(base_url=url, timeout=10) as client,
     ):
         missing = {each for each in expressions if each[0] not in MEANS_NOTHING_HAPPENED}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + DEADLINE_S
         while missing:
             assert time.monotonic() < deadline, missing
             assert container.predict(photo, "flowers").status_code == 200
@@ -98,10 +113,7 @@ def test_every_panel_of_the_dashboard_shows_something(
 
 
 def answer(client: httpx.Client, query: str) -> dict[str, Any]:
-    try:
-        return dict(client.get("/api/v1/query", params={"query": query}).json())
-    except httpx.TransportError:
-        return {"status": "not up yet"}
+    return dict(client.get("/api/v1/query", params={"query": query}).json())
 
 
 def has_values(client: httpx.Client, query: str) -> bool:
