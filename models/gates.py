@@ -99,6 +99,14 @@ class _Place(NamedTuple):
     path: _Path
 
 
+class _WholeTable(NamedTuple):
+    """A gate all of whose entries are one layer's, and the module in its tree that has them."""
+
+    gate: int
+    table: str
+    path: _Path
+
+
 class GatedForward:
     """The modules above a model's layers, of which every request gets its own; it holds no weights.
 
@@ -106,7 +114,7 @@ class GatedForward:
     `self.head(self.body(x))` does first of all, is not yet to use it.
     """
 
-    __slots__ = ("_blueprint", "_gates", "_places", "parts")
+    __slots__ = ("_blueprint", "_gates", "_places", "_whole_tables", "parts")
 
     def __init__(self, module: nn.Module, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
@@ -119,6 +127,7 @@ class GatedForward:
         self._blueprint = Blueprint(module, absent=layer_of, slimmed=slim.suits(module))
         self._gates: list[tuple[int, str, dict[str, int]]] = []
         self._places: list[list[_Place]] = [[] for _ in parts]
+        self._whole_tables: list[list[_WholeTable]] = [[] for _ in parts]
         for above, number in self._blueprint.numbers.items():
             for table in _TABLES:
                 self._add_gate(module.get_submodule(above), above, number, table, layer_of)
@@ -126,15 +135,17 @@ class GatedForward:
     def _add_gate(
         self, module: nn.Module, above: str, number: int, table: str, layer_of: Mapping[str, int]
     ) -> None:
-        layers: dict[str, int] = {}
-        for name in module.__dict__[table]:
-            path = f"{above}.{name}" if above else name
-            if path in layer_of:
-                layers[name] = layer_of[path]
-                place = _Place(len(self._gates), name, tuple(path.split(".")))
-                self._places[layer_of[path]].append(place)
-        if layers:
-            self._gates.append((number, table, layers))
+        paths = {name: f"{above}.{name}" if above else name for name in module.__dict__[table]}
+        layers = {name: layer_of[path] for name, path in paths.items() if path in layer_of}
+        if not layers:
+            return
+        gate, layer = len(self._gates), next(iter(layers.values()))
+        self._gates.append((number, table, layers))
+        if above in self.parts[layer].names and layers.keys() == paths.keys():
+            self._whole_tables[layer].append(_WholeTable(gate, table, tuple(above.split("."))))
+            return
+        for name, layer in layers.items():
+            self._places[layer].append(_Place(gate, name, tuple(paths[name].split("."))))
 
     def build_ahead(self) -> None:
         """Builds the modules for the next call now."""
@@ -192,10 +203,14 @@ class GatedForward:
         for tensor in self.parts[layer].shared:
             owner = loaded(tensor.owner).root
             built.put(tensor.slot, _entry(owner, tuple(tensor.key.split("."))))
-        for place in self._places[layer]:
-            dict.__setitem__(gates[place.gate], place.name, _entry(built.root, place.path))
+        for gate, table, path in self._whole_tables[layer]:
+            gates[gate].update(_module(built.root, path).__dict__[table])
+        for gate, name, path in self._places[layer]:
+            dict.__setitem__(gates[gate], name, _entry(built.root, path))
 
     def _clear(self, gates: Sequence[Gate], layer: int) -> None:
+        for whole in self._whole_tables[layer]:
+            gates[whole.gate].update(dict.fromkeys(self._gates[whole.gate][2]))
         for place in self._places[layer]:
             dict.__setitem__(gates[place.gate], place.name, None)
 
@@ -238,9 +253,14 @@ def _with_gate(
 
 def _entry(root: nn.Module, path: _Path) -> Any:
     """The module or tensor at a path of a layer's tree."""
-    for name in path[:-1]:
-        root = root.__dict__["_modules"][name]
+    owner = _module(root, path[:-1])
     for table in _TABLES:
-        if path[-1] in root.__dict__[table]:
-            return root.__dict__[table][path[-1]]
+        if path[-1] in owner.__dict__[table]:
+            return owner.__dict__[table][path[-1]]
     raise KeyError(".".join(path))
+
+
+def _module(root: nn.Module, path: _Path) -> nn.Module:
+    for name in path:
+        root = root.__dict__["_modules"][name]
+    return root
