@@ -50,6 +50,34 @@ class CalledTwice(nn.Module):
         return again
 
 
+class WithBuffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 5)
+        self.register_buffer("scale", torch.full((5,), 2.0))
+        self.register_buffer("offset", torch.zeros(5), persistent=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        changed: Tensor = self.inner(value) * self.scale + self.offset
+        return changed
+
+
+class ChangesItsParts(nn.Module):
+    """Before it uses them: a buffer that no state dict carries, and a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early = WithBuffers()
+        self.late = nn.Linear(5, 50)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.early.offset = value.mean(0)
+        handle = self.late.register_forward_hook(lambda _module, _inputs, output: 3 * output)
+        changed: Tensor = self.late(self.early(value))
+        handle.remove()
+        return changed
+
+
 class LooksAtTypes(nn.Module):
     """Of its own parts, at their very types, which a class derived from theirs would change."""
 
@@ -243,6 +271,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "tied": (Tied, ids(2, 5)),
     "shared": (SharedModule, floats(2, 6)),
     "called twice": (CalledTwice, floats(2, 5)),
+    "changes its parts": (ChangesItsParts, floats(2, 5)),
     "looks at types": (LooksAtTypes, floats(2, 4)),
     "on the model": (OnTheModel, floats(2, 4)),
     "branches": (BranchesOnShape, floats(2, 4)),
