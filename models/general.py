@@ -28,7 +28,7 @@ _SHARES: Final[dict[Granularity, int]] = {"block": 16, "stage": 2}
 _LEAST_BYTES: Final[dict[Granularity, int]] = {"block": 24 << 20, "stage": 0}
 """Parts in a row that have less together are one layer: a file costs a request a tenth of a millisecond (ConvNeXt-Tiny:
 1.015 of resident with 24 MiB, 1.035 with 8), and its first layer's reading before anything can be executed, 10 ms."""
-_LEAST_SHARE: Final = 4
+_LEAST_SHARE: Final = 3
 """Of all bytes: a model that has few of them is several layers still."""
 _WHOLE: Final = "model"
 _STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")
