@@ -75,6 +75,15 @@ class Gate(dict[str, Any]):
             self._arrive(layer)
         return super().__getitem__(name)
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Once its layer is there, which would come in the value's place."""
+        self.get(name)
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self.get(name)
+        super().__delitem__(name)
+
     def close(self) -> None:
         """It is used no more; its module may be held by itself, and is to hold no weights then."""
         self.clear()

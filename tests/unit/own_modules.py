@@ -78,6 +78,23 @@ class ChangesItsParts(nn.Module):
         return changed
 
 
+class SwapsItsParts(nn.Module):
+    """Before it uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU())
+        self.head = nn.Linear(5, 50)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.body[2] = nn.Tanh()
+        if len(self.body) > 3:
+            del self.body[3]
+        self.head.bias = nn.Parameter(value.new_ones(50), requires_grad=False)
+        swapped: Tensor = self.head(self.body(value))
+        return swapped
+
+
 class LooksAtTypes(nn.Module):
     """Of its own parts, at their very types, which a class derived from theirs would change."""
 
@@ -272,6 +289,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "shared": (SharedModule, floats(2, 6)),
     "called twice": (CalledTwice, floats(2, 5)),
     "changes its parts": (ChangesItsParts, floats(2, 5)),
+    "swaps its parts": (SwapsItsParts, floats(2, 5)),
     "looks at types": (LooksAtTypes, floats(2, 4)),
     "on the model": (OnTheModel, floats(2, 4)),
     "branches": (BranchesOnShape, floats(2, 4)),
