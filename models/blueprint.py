@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from models import direct_calls, references, slim
+from models import references, slim
 
 _TABLES: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
@@ -184,7 +184,6 @@ class _Node:
         "_buffers",
         "_children",
         "_class",
-        "_direct_call",
         "_kept",
         "_late",
         "_mutable",
@@ -196,7 +195,6 @@ class _Node:
         self._class, attributes = (
             slim.plain_attributes(module) if slimmed else (type(module), vars(module))
         )
-        self._direct_call = None if slimmed else direct_calls.of(module)
         plain = {name: value for name, value in attributes.items() if name not in _TABLES}
         found = {name: references.resolver(value, places) for name, value in plain.items()}
         self._references = tuple(
@@ -241,8 +239,6 @@ class _Node:
             buffers[name] = buffer.clone()
         tables.append(parameters)
         tables.append(buffers)
-        if self._direct_call is not None:
-            state["_compiled_call_impl"] = self._direct_call(module)
         _set_attribute(module, "__dict__", state)
         return module
 
