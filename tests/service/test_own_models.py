@@ -165,7 +165,7 @@ def test_the_answer_has_all_headers_and_a_timeline_of_more_than_one_layer(
     )
     assert response.headers["Content-Type"] == "application/json"
     assert response.headers["Cicada-Model"] == "sentences"
-    assert int(response.headers["Cicada-Layers"]) > 5
+    assert int(response.headers["Cicada-Layers"]) > 1
     assert "pipeline;dur=" in response.headers["Server-Timing"]
     assert response.json() == [[pytest.approx(1)]]
     shown = own_server.client.get(f"/requests/{response.headers['X-Request-ID']}").json()
