@@ -27,8 +27,8 @@ _SHARES: Final[dict[Granularity, int]] = {"block": 16, "stage": 2}
 """A part with more than this fraction of all bytes is cut into its own parts, if it has any."""
 _LEAST_BYTES: Final[dict[Granularity, int]] = {"block": 24 << 20, "stage": 0}
 """Parts in a row that have less together are one layer: a file costs a request a tenth of a millisecond (ConvNeXt-Tiny:
-1.015 of resident with 24 MiB, 1.035 with 8); but the first must be there before anything is executed (from disk 67 ms,
-62 with 8)."""
+1.015 of resident with 24 MiB, 1.035 with 8); but the first must be there before anything is executed (from disk 66 ms
+at best, 61 with 8; in the median 68 with both)."""
 _LEAST_SHARE: Final = 3
 """Of all bytes: a model that has few of them is several layers still."""
 _WHOLE: Final = "model"
