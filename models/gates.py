@@ -101,19 +101,12 @@ class Gate(dict[str, Any]):
 
 
 class _Place(NamedTuple):
-    """An entry of a gate, and where in its layer's tree it comes from."""
+    """Entries of a gate that are one layer's, and the module and table of its tree from which they come."""
 
     gate: int
-    name: str
-    path: _Path
-
-
-class _WholeTable(NamedTuple):
-    """A gate all of whose entries are one layer's, and the module in its tree that has them."""
-
-    gate: int
+    owner: _Path
     table: str
-    path: _Path
+    names: tuple[str, ...]
 
 
 class GatedForward:
@@ -123,7 +116,7 @@ class GatedForward:
     `self.head(self.body(x))` does first of all, is not yet to use it.
     """
 
-    __slots__ = ("_blueprint", "_gates", "_places", "_whole_tables", "parts")
+    __slots__ = ("_blueprint", "_gates", "_places", "parts")
 
     def __init__(self, module: nn.Module, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
@@ -136,7 +129,6 @@ class GatedForward:
         self._blueprint = Blueprint(module, absent=layer_of, slimmed=slim.suits(module))
         self._gates: list[tuple[int, str, dict[str, int]]] = []
         self._places: list[list[_Place]] = [[] for _ in parts]
-        self._whole_tables: list[list[_WholeTable]] = [[] for _ in parts]
         for above, number in self._blueprint.numbers.items():
             for table in _TABLES:
                 self._add_gate(module.get_submodule(above), above, number, table, layer_of)
@@ -144,17 +136,19 @@ class GatedForward:
     def _add_gate(
         self, module: nn.Module, above: str, number: int, table: str, layer_of: Mapping[str, int]
     ) -> None:
-        paths = {name: f"{above}.{name}" if above else name for name in module.__dict__[table]}
-        layers = {name: layer_of[path] for name, path in paths.items() if path in layer_of}
+        prefix = f"{above}." if above else ""
+        layers = {
+            name: layer_of[prefix + name]
+            for name in module.__dict__[table]
+            if prefix + name in layer_of
+        }
         if not layers:
             return
-        gate, layer = len(self._gates), next(iter(layers.values()))
+        owner = tuple(above.split(".")) if above else ()
+        for layer in set(layers.values()):
+            names = tuple(name for name in layers if layers[name] == layer)
+            self._places[layer].append(_Place(len(self._gates), owner, table, names))
         self._gates.append((number, table, layers))
-        if above in self.parts[layer].names and layers.keys() == paths.keys():
-            self._whole_tables[layer].append(_WholeTable(gate, table, tuple(above.split("."))))
-            return
-        for name, layer in layers.items():
-            self._places[layer].append(_Place(gate, name, tuple(paths[name].split("."))))
 
     def build_ahead(self) -> None:
         """Builds the modules for the next call now."""
@@ -212,16 +206,14 @@ class GatedForward:
         for tensor in self.parts[layer].shared:
             owner = loaded(tensor.owner).root
             built.put(tensor.slot, _entry(owner, tuple(tensor.key.split("."))))
-        for gate, table, path in self._whole_tables[layer]:
-            gates[gate].update(_module(built.root, path).__dict__[table])
-        for gate, name, path in self._places[layer]:
-            dict.__setitem__(gates[gate], name, _entry(built.root, path))
+        for place in self._places[layer]:
+            entries = _module(built.root, place.owner).__dict__[place.table]
+            # `update` is a dictionary's own, which comes to no layer.
+            gates[place.gate].update({name: entries[name] for name in place.names})
 
     def _clear(self, gates: Sequence[Gate], layer: int) -> None:
-        for whole in self._whole_tables[layer]:
-            gates[whole.gate].update(dict.fromkeys(self._gates[whole.gate][2]))
         for place in self._places[layer]:
-            dict.__setitem__(gates[place.gate], place.name, None)
+            gates[place.gate].update(dict.fromkeys(place.names))
 
     def _came_back(self, layer: int) -> str:
         return (
