@@ -1,7 +1,5 @@
 """MiniLoader (paper, section III-C): construction without initialization, and 1-bit placeholders."""
 
-import torch
-
 from models.layers import BuiltLayer, Layer
 
 
@@ -13,12 +11,7 @@ def load(layer: Layer) -> tuple[BuiltLayer, int]:
     are one piece of memory.
     """
     built = layer.build()
-    sizes = layer.placeholder_sizes
-    if not sizes:
-        return built, 0
-    held_bytes = sum(sizes)
-    built.put_placeholders(torch.empty(held_bytes, dtype=torch.uint8).split_with_sizes(sizes))
-    return built, held_bytes
+    return built, built.put_placeholders()
 
 
 def restore(built: BuiltLayer) -> None:

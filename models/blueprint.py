@@ -131,7 +131,7 @@ class Blueprint:
     slimmed: whether slim modules are built (`models/slim.py`), for a model that suits.
     """
 
-    __slots__ = ("_ahead", "_links", "_nodes", "_referring", "numbers", "slots")
+    __slots__ = ("_links", "_nodes", "_referring", "numbers", "slots")
 
     def __init__(
         self, root: nn.Module, absent: Collection[str] = (), *, slimmed: bool = False
@@ -147,22 +147,12 @@ class Blueprint:
         self.slots: tuple[Slot, ...] = tuple(_slots(named))
         places = _places(named)
         self._nodes = tuple(_Node(module, places, slimmed=slimmed) for module in named.values())
-        self._ahead: Structure | None = None
         self._referring = tuple(
             (number, node) for number, node in enumerate(self._nodes) if node.refers
         )
 
-    def build_ahead(self) -> None:
-        """Does the work of the next `build` now."""
-        if self._ahead is None:
-            self._ahead = self._built()
-
     def build(self) -> Structure:
         """A tree that nobody else has."""
-        ahead, self._ahead = self._ahead, None
-        return self._built() if ahead is None else ahead
-
-    def _built(self) -> Structure:
         tables: list[dict[str, Tensor | None]] = []
         built = [node.build(tables) for node in self._nodes]
         for parent, children in self._links:

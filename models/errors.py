@@ -16,11 +16,17 @@ ModelError
     OptionsError            models/own.py: keyword arguments that cannot be read
 """
 
+import errno
+
 
 class ModelError(Exception):
     """What was wrong, what was found and what was expected, in one sentence."""
 
 
 def is_of_memory(error: BaseException) -> bool:
-    """Whether Python or torch found no memory: no one's fault."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    """Whether Python, torch or the kernel found no memory, or no addresses for it: no one's fault."""
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or "can't allocate memory" in str(error)
+    )

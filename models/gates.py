@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from models import slim
-from models.blueprint import Blueprint, Slot
+from models.ahead import Ahead
+from models.blueprint import Blueprint, Slot, Structure
 
 Enter = Callable[[int], Sequence[int]]
 """Waits until a layer's weights are applied; returns the layers that were let go meanwhile."""
@@ -116,7 +117,7 @@ class GatedForward:
     `self.head(self.body(x))` does first of all, is not yet to use it.
     """
 
-    __slots__ = ("_blueprint", "_gates", "_places", "parts")
+    __slots__ = ("_ahead", "_blueprint", "_gates", "_places", "parts")
 
     def __init__(self, module: nn.Module, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
@@ -129,6 +130,7 @@ class GatedForward:
         self._blueprint = Blueprint(module, absent=layer_of, slimmed=slim.suits(module))
         self._gates: list[tuple[int, str, dict[str, int]]] = []
         self._places: list[list[_Place]] = [[] for _ in parts]
+        self._ahead = Ahead[Passage]()
         for above, number in self._blueprint.numbers.items():
             for table in _TABLES:
                 self._add_gate(module.get_submodule(above), above, number, table, layer_of)
@@ -151,8 +153,22 @@ class GatedForward:
         self._gates.append((number, table, layers))
 
     def build_ahead(self) -> None:
-        """Builds the modules for the next call now."""
-        self._blueprint.build_ahead()
+        """Builds the modules of the next passage now."""
+        self._ahead.prepare(self._passage)
+
+    def discard(self) -> None:
+        """Lets go of what was built ahead."""
+        if (passage := self._ahead.discard()) is not None:
+            passage.leave()
+
+    def passage(self) -> "Passage":
+        """One forward over modules that nobody else has."""
+        return self._ahead.take(self._passage)
+
+    def _passage(self, prepared: Callable[[nn.Module], None] = lambda _: None) -> "Passage":
+        structure = self._blueprint.build()
+        prepared(structure.root)
+        return Passage(self.parts, self._places, structure, self._gates)
 
     def __call__(
         self,
@@ -161,65 +177,97 @@ class GatedForward:
         inputs: Any,
         prepared: Callable[[nn.Module], None] = lambda _: None,
     ) -> Any:
+        """The output of one passage, which is left with it. Raises LayerGone.
+
+        prepared: is given the modules above the layers before there are gates in them.
+        """
+        passage = self._passage(prepared)
+        try:
+            return passage.run(loaded, enter, inputs)
+        finally:
+            passage.leave()
+
+
+class Passage:
+    """One forward of a model's own, to be run once and then left."""
+
+    __slots__ = (
+        "_enter",
+        "_gates",
+        "_left",
+        "_loaded",
+        "_parts",
+        "_placed",
+        "_places",
+        "_structure",
+    )
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        places: Sequence[Sequence[_Place]],
+        structure: Structure,
+        gates: Sequence[tuple[int, str, dict[str, int]]],
+    ) -> None:
+        self._parts = parts
+        self._places = places
+        self._structure = structure
+        self._placed: set[int] = set()
+        self._left: set[int] = set()
+        self._gates = [
+            _with_gate(structure.modules[number], table, layers, self._arrive)
+            for number, table, layers in gates
+        ]
+
+    def run(self, loaded: Callable[[int], Loaded], enter: Enter, inputs: Any) -> Any:
         """The module's output. Raises LayerGone.
 
         loaded: gives a layer that was entered.
-        prepared: is given the modules above the layers before they are used.
         """
-        placed: set[int] = set()
-        left: set[int] = set()
-
-        def arrive(layer: int) -> None:
-            first = layer not in placed
-            if first:
-                for tensor in self.parts[layer].shared:
-                    arrive(tensor.owner)  # noqa: F821 - until the forward has ended
-            for gone in enter(layer):
-                left.add(gone)
-                self._clear(gates, gone)
-            if layer in left:
-                raise LayerGone(self._came_back(layer))
-            if first:
-                placed.add(layer)
-                self._place(gates, layer, loaded)
-
-        gates: list[Gate] = []
-        structure = self._blueprint.build()
+        self._loaded = loaded
+        self._enter = enter
         try:
-            prepared(structure.root)
-            gates += [
-                _with_gate(structure.modules[number], table, layers, arrive)
-                for number, table, layers in self._gates
-            ]
-            return call_with(structure.root, inputs)
+            return call_with(self._structure.root, inputs)
         finally:
-            # They hold each other, and with them the weights, which would stay until a collection.
-            for gate in gates:
-                gate.close()
-            gates.clear()
-            del arrive
-            structure.empty()
+            del self._loaded, self._enter  # which may hold this passage
 
-    def _place(self, gates: Sequence[Gate], layer: int, loaded: Callable[[int], Loaded]) -> None:
+    def leave(self) -> None:
+        """Takes from the modules all that they hold: they hold each other, and with that the weights, which
+        would stay until a collection.
+        """
+        for gate in self._gates:
+            gate.close()
+        self._gates = []
+        self._structure.empty()
+
+    def _arrive(self, layer: int) -> None:
+        first = layer not in self._placed
+        if first:
+            for tensor in self._parts[layer].shared:
+                self._arrive(tensor.owner)
+        for gone in self._enter(layer):
+            self._left.add(gone)
+            for place in self._places[gone]:
+                self._gates[place.gate].update(dict.fromkeys(place.names))
+        if layer in self._left:
+            raise LayerGone(
+                f"the forward comes back to {self._parts[layer].names[0]} after its weights were let go, "
+                "which it did not for the example that the model was prepared with"
+            )
+        if first:
+            self._placed.add(layer)
+            self._place(layer)
+
+    def _place(self, layer: int) -> None:
         """Puts what the layer has into the tables of the modules above."""
-        built = loaded(layer)
-        for tensor in self.parts[layer].shared:
-            owner = loaded(tensor.owner).root
+        built = self._loaded(layer)
+        for tensor in self._parts[layer].shared:
+            owner = self._loaded(tensor.owner).root
             built.put(tensor.slot, _entry(owner, tuple(tensor.key.split("."))))
         for place in self._places[layer]:
             entries = _module(built.root, place.owner).__dict__[place.table]
             # `update` is a dictionary's own, which comes to no layer.
-            gates[place.gate].update({name: entries[name] for name in place.names})
-
-    def _clear(self, gates: Sequence[Gate], layer: int) -> None:
-        for place in self._places[layer]:
-            gates[place.gate].update(dict.fromkeys(place.names))
-
-    def _came_back(self, layer: int) -> str:
-        return (
-            f"the forward comes back to {self.parts[layer].names[0]} after its weights were let go, "
-            "which it did not for the example that the model was prepared with"
-        )
+            self._gates[place.gate].update({name: entries[name] for name in place.names})
 
 
 def contents(module: nn.Module, name: str) -> Iterator[str]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
 from models import slim
+from models.ahead import Ahead
 from models.blueprint import Blueprint, Slot, Structure
 from models.fusion import Normalization
 from models.gates import GatedForward
@@ -54,6 +55,7 @@ class Layer:
     """
 
     __slots__ = (
+        "_ahead",
         "_blueprint",
         "_initialize",
         "_run",
@@ -103,8 +105,9 @@ class Layer:
             (key, slot.table, slot.attribute) for key, slot in (*self.slots, *self.tied)
         )
         self.parameter_slots = tuple(slot for slot in own if slot.parameter)
-        self.placeholder_sizes = [(slot.elements + 7) // 8 for slot in self.parameter_slots]
         self.placeholder_places = [(slot.table, slot.attribute) for slot in self.parameter_slots]
+        self.placeholder_sizes = [(slot.elements + 7) // 8 for slot in self.parameter_slots]
+        self._ahead = Ahead[_Contents]()
         self.tensors: tuple[TensorPlace, ...] = tuple(
             TensorPlace(key, slot.shape, slot.dtype, slot.parameter, slot.memory_format)
             for key, slot in self.slots
@@ -112,23 +115,33 @@ class Layer:
 
     def build_ahead(self) -> None:
         """Does the work of the next `build` now."""
-        self._blueprint.build_ahead()
+        self._ahead.prepare(self._contents)
 
     def build(self) -> "BuiltLayer":
         """The layer's structure, its parameters and persistent buffers absent."""
-        return BuiltLayer(self, self._blueprint.build(), self._run, self._initialize)
+        return BuiltLayer(self, self._ahead.take(self._contents), self._run, self._initialize)
+
+    def _contents(self) -> "_Contents":
+        return _Contents(self._blueprint.build(), _without_memory(self.placeholder_sizes))
+
+
+class _Contents(NamedTuple):
+    """What of a built layer can be made ahead."""
+
+    structure: Structure
+    placeholders: Sequence[Tensor]
 
 
 class BuiltLayer:
     """A layer of one request, from its construction until the request's end."""
 
-    __slots__ = ("_initialize", "_run", "_structure", "layer")
+    __slots__ = ("_initialize", "_placeholders", "_run", "_structure", "layer")
 
     def __init__(
-        self, layer: Layer, structure: Structure, run: Run, initialize: Initializer
+        self, layer: Layer, contents: _Contents, run: Run, initialize: Initializer
     ) -> None:
         self.layer = layer
-        self._structure = structure
+        self._structure, self._placeholders = contents
         self._run = run
         self._initialize = initialize
 
@@ -139,13 +152,22 @@ class BuiltLayer:
     def put(self, slot: Slot, tensor: Tensor) -> None:
         self._structure.put(slot, tensor)
 
-    def put_placeholders(self, placeholders: Sequence[Tensor]) -> None:
-        """Puts a tensor in each parameter's place, in their order."""
+    def put_placeholders(self) -> int:
+        """Puts a tensor of ceil(n/8) bytes in the place of each parameter of n elements.
+
+        Returns how many bytes they take, which are one piece of memory and are taken now.
+        """
+        placeholders, self._placeholders = self._placeholders, ()
+        if not placeholders:
+            return 0
+        held_bytes = sum(self.layer.placeholder_sizes)
+        placeholders[0].untyped_storage().resize_(held_bytes)
         tables = self._structure.tables
         for (table, attribute), tensor in zip(
             self.layer.placeholder_places, placeholders, strict=True
         ):
             tables[table][attribute] = tensor
+        return held_bytes
 
     def parameter_bytes(self) -> int:
         """Bytes of memory that the parameters (not the buffers) have at this moment."""
@@ -209,6 +231,14 @@ class BuiltLayer:
     def empty(self) -> None:
         """Lets go of its modules' contents at once: what holds itself would stay until a collection."""
         self._structure.empty()
+
+
+def _without_memory(sizes: Sequence[int]) -> Sequence[Tensor]:
+    """Tensors of so many bytes, one behind the other in a storage that is yet to get its memory."""
+    whole = torch.empty(sum(sizes), dtype=torch.uint8)
+    parts = whole.split_with_sizes(sizes)
+    whole.untyped_storage().resize_(0)
+    return parts
 
 
 def _allocated(slot: Slot) -> Tensor:

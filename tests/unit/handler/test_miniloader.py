@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from torchvision.models.resnet import BasicBlock
 
 from handler import miniloader
 from models import catalog
-from models.layers import Layer
+from models.layers import BuiltLayer, Layer
 from models.manifest import Granularity
 
 FAMILIES = ["resnet18", "vgg11", "vit_b_32"]
@@ -44,12 +45,37 @@ def test_each_parameter_is_a_bit_per_element_until_its_weights_come(
         assert built.parameter_bytes() == held, "and no more than that, in one piece"
 
 
+def test_what_is_built_ahead_has_no_memory_for_placeholders_yet() -> None:
+    layer = block()
+    layer.build_ahead()
+    ahead = layer._ahead._made
+    assert ahead is not None
+    assert {p.untyped_storage().nbytes() for p in ahead.placeholders} == {0}
+    built, held = miniloader.load(layer)
+    assert built._structure is ahead.structure
+    assert {p.untyped_storage().nbytes() for p in placeholders(built)} == {held}
+
+
+def test_weights_take_the_placeholders_memory_away() -> None:
+    layer = block()
+    built, _ = miniloader.load(layer)
+    held = [weakref.ref(placeholder) for placeholder in placeholders(built)]
+    assert all(reference() is not None for reference in held)
+    built.bind({key: torch.ones(slot.shape, dtype=slot.dtype) for key, slot in layer.slots})
+    assert {reference() for reference in held} == {None}
+
+
+def placeholders(built: BuiltLayer) -> list[Tensor]:
+    found = [built._structure.at(slot) for slot in built.layer.parameter_slots]
+    return [tensor for tensor in found if tensor is not None]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_placeholders_of_a_model_are_a_thirty_second_of_its_parameters(name: str) -> None:
     layers = chain(name, "block")
-    placeholders = sum(miniloader.load(layer)[1] for layer in layers)
+    held = sum(miniloader.load(layer)[1] for layer in layers)
     full = 4 * sum(slot.elements for layer in layers for slot in layer.parameter_slots)
-    assert placeholders == pytest.approx(full / 32, rel=1e-4)
+    assert held == pytest.approx(full / 32, rel=1e-4)
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -129,7 +155,7 @@ def test_no_constructor_no_initializer_and_no_operator_but_empty_and_split_runs(
             miniloader.load(layer)
 
     assert set(operators.names) == {"aten.empty.memory_format", "aten.split_with_sizes.default"}
-    assert set(functions.names) == {"empty", "split_with_sizes"}
+    assert set(functions.names) == {"empty", "split_with_sizes", "untyped_storage"}
     assert constructed == []
     assert initialized == []
 

@@ -99,10 +99,8 @@ def test_parameters_and_persistent_buffers_are_absent_until_they_are_put() -> No
     assert structure.root.get_submodule("conv1").weight is tensor
 
 
-def test_what_was_built_ahead_is_given_once() -> None:
+def test_each_tree_is_one_that_nobody_else_has() -> None:
     blueprint = Blueprint(BasicBlock(4, 4))
-    for _ in range(2):
-        blueprint.build_ahead()
     first, second = blueprint.build(), blueprint.build()
     assert {first.at(slot) for slot in blueprint.slots} == {None}
     assert not set(first.modules) & set(second.modules)
