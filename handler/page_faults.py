@@ -11,6 +11,8 @@ import resource
 from pathlib import Path
 from typing import Final
 
+from handler.address_space import AddressSpace
+
 WINDOW_BYTES: Final = 64 << 10
 """Of addresses, aligned: Linux's default for `fault_around_bytes`, which only root sees."""
 _PAGEMAP: Final = Path("/proc/self/pagemap")
@@ -27,16 +29,17 @@ def storage_reads() -> int:
     return usage.ru_majflt + usage.ru_inblock
 
 
-def map_cached(mapping: mmap.mmap, start: int, end: int, address: int, device: int) -> bool:
+def map_cached(space: AddressSpace, start: int, end: int, device: int) -> bool:
     """Maps the pages from `start` to `end` by a fault in each window; False if that may not be all of them.
 
     The GIL is let go of meanwhile. A fault beyond the file's end, where it was cut, is no signal.
 
-    start, end: bytes from the mapping's begin, which is at `address`; `start` is a page's.
+    start, end: bytes of the file; `start` is a page's.
     device: on which the file is.
     """
+    address = space.address
     first_end = start + WINDOW_BYTES - (address + start) % WINDOW_BYTES
-    content = memoryview(mapping)
+    content = space.content()
     # The last byte of each: from where in its window a mapping begins does not matter then.
     touched = [content[at - 1 : at] for at in (*range(first_end, end, WINDOW_BYTES), end)]
     before = storage_reads()

@@ -1,6 +1,7 @@
 """What of a model's version is kept between requests: structure and places of weights, no weights."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
@@ -27,8 +28,8 @@ _CONSTRUCTION_ERRORS: Final = (AssertionError, OverflowError, RuntimeError, Type
 class PlannedLayer:
     layer: Layer
     entry: LayerEntry
-    layout: FileLayout
-    """Of its mapped file."""
+    layout: FileLayout | None
+    """Of its file, if that is to be mapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,24 @@ class Plan:
         if self.gated is not None:
             self.gated.build_ahead()
 
+    def place_ahead(self) -> None:
+        """Makes the tensors of the next request, on addresses that are reserved until it comes."""
+        for layout in self._layouts():
+            layout.place_ahead()
+
+    def give_up_places(self) -> None:
+        """Gives the addresses back."""
+        for layout in self._layouts():
+            layout.give_up()
+
+    def discard(self) -> None:
+        """Lets go of what was built ahead, part of which would stay until a collection."""
+        if self.gated is not None:
+            self.gated.discard()
+
+    def _layouts(self) -> Iterator[FileLayout]:
+        return (planned.layout for planned in self.layers if planned.layout is not None)
+
     @property
     def names(self) -> list[str]:
         return [planned.layer.name for planned in self.layers]
@@ -58,7 +77,10 @@ class Plan:
 
 
 class Plans:
-    """The plans of the versions served lately. Raises ModelFault for a manifest that fits no architecture."""
+    """The plans of the versions served lately. Raises ModelFault for a manifest that fits no architecture.
+
+    Only the last one that was asked for may hold addresses: another's request is to find as many as there are.
+    """
 
     def __init__(self, most: int = 16) -> None:
         self._most = most
@@ -66,12 +88,14 @@ class Plans:
 
     def of(self, model: PreparedModel) -> Plan:
         key = str(model.path)
+        if self._plans and (last := next(reversed(self._plans))) != key:
+            self._plans[last].give_up_places()
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = _plan(model)
         self._plans.move_to_end(key)
         if len(self._plans) > self._most:
-            self._plans.popitem(last=False)
+            self._plans.popitem(last=False)[1].discard()
         return plan
 
 
@@ -94,7 +118,7 @@ def _plan(model: PreparedModel) -> Plan:
         )
     return Plan(
         tuple(
-            _planned(model.name, layer, entry)
+            _planned(model, layer, entry)
             for layer, entry in zip(architecture.layers, manifest.layers, strict=True)
         ),
         architecture.dtype,
@@ -135,7 +159,7 @@ def _order(place: TensorPlace | TensorEntry) -> str:
     return "channels last" if place.channels_last else "contiguous"
 
 
-def _planned(model: str, layer: Layer, entry: LayerEntry) -> PlannedLayer:
+def _planned(model: PreparedModel, layer: Layer, entry: LayerEntry) -> PlannedLayer:
     found = [
         (tensor.name, tensor.shape, _DTYPES[tensor.dtype], _order(tensor))
         for tensor in entry.parameters
@@ -144,8 +168,10 @@ def _planned(model: str, layer: Layer, entry: LayerEntry) -> PlannedLayer:
     if found != expected:
         wrong = next(pair for pair in zip_longest(found, expected) if pair[0] != pair[1])
         raise ModelFault(
-            f"model {model!r}: layer {layer.name} has the tensor {wrong[0]}, expected {wrong[1]}"
+            f"model {model.name!r}: layer {layer.name} has the tensor {wrong[0]}, expected {wrong[1]}"
         )
+    if model.manifest.weight_format == "pth" or entry.file is None:
+        return PlannedLayer(layer, entry, None)
     views = [
         TensorView(
             tensor.name,
@@ -160,4 +186,4 @@ def _planned(model: str, layer: Layer, entry: LayerEntry) -> PlannedLayer:
     try:
         return PlannedLayer(layer, entry, FileLayout(views, entry.bytes))
     except ValueError as error:
-        raise ModelFault(f"model {model!r}: {error}") from error
+        raise ModelFault(f"model {model.name!r}: {error}") from error

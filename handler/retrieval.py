@@ -1,7 +1,5 @@
 """Bringing a layer's weight file into memory, chunk by chunk, and what it then holds as tensors."""
 
-import contextlib
-import ctypes
 import errno
 import io
 import math
@@ -17,19 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from handler.address_space import LARGE_PAGE, AddressSpace
 from handler.page_faults import map_cached
 from handler.timeline import now_ns
 from models import blocked
+from models.ahead import Ahead
 from models.blocked import BlockedView
 from models.manifest import BlockedLayout
 from models.mapped_memory import MADV_POPULATE_READ
 from models.weight_files import in_stored_order
 
 CHUNK_BYTES: Final = 4 << 20
+_EXPECTED_CHUNK_BYTES: Final = 16 << 20
+"""The first chunk of what is expected in memory: 2 ms if it lies there in small pages."""
 _LONGEST_CHUNK_BYTES: Final = 32 << 20
 _AT_ONCE_NS: Final = 1_000_000
 """What takes less was in memory: then the next chunk is twice as long. Each costs 0.01 ms besides."""
-_LARGE_PAGE: Final = 2 << 20
 _UNPICKLING_ERRORS: Final = (
     pickle.UnpicklingError,
     RuntimeError,
@@ -42,9 +43,6 @@ _UNPICKLING_ERRORS: Final = (
     struct.error,
 )
 """What torch.load raises for bytes that are not what was saved (found by damaging files at random)."""
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,14 @@ _Strided = tuple[str, tuple[int, ...], tuple[int, ...], int]
 """A tensor's key, shape, strides and offset, in elements."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedTensors:
+    """A file's tensors by key, on addresses at which it is yet to be mapped; they keep these alive."""
+
+    space: AddressSpace
+    tensors: Mapping[str, Tensor]
+
+
 class FileLayout:
     """Where the tensors of a mapped file lie, made ready for cutting them out of it quickly.
 
@@ -79,9 +85,20 @@ class FileLayout:
     is none.
     """
 
-    __slots__ = ("_blocked", "_channels_last", "_others", "_pieces", "_sizes", "_type")
+    __slots__ = (
+        "_ahead",
+        "_blocked",
+        "_channels_last",
+        "_others",
+        "_pieces",
+        "_size",
+        "_sizes",
+        "_type",
+    )
 
     def __init__(self, views: Sequence[TensorView], size: int) -> None:
+        self._ahead = Ahead[PlacedTensors]()
+        self._size = size
         self._type = views[0].dtype if views else torch.float32
         self._blocked = tuple(
             BlockedView(view.key, view.shape, view.blocked, view.offset * view.dtype.itemsize)
@@ -112,16 +129,32 @@ class FileLayout:
             position = view.offset + elements
         self._sizes.append(size // self._type.itemsize - position)
 
-    def tensors(self, mapping: mmap.mmap) -> dict[str, Tensor]:
-        """The file's tensors by key, on the mapping's memory; they keep it alive."""
-        memory = _as(mapping, self._type)
+    def place_ahead(self) -> None:
+        """Does the work of the next `place` now. Raises OSError."""
+        self._ahead.prepare(self._placed)
+
+    def give_up(self) -> None:
+        """Gives back what was placed ahead."""
+        self._ahead.discard()
+
+    def place(self) -> PlacedTensors:
+        """Tensors and addresses that nobody else has. Raises OSError where there are no addresses."""
+        return self._ahead.take(self._placed)
+
+    def _placed(self) -> PlacedTensors:
+        space = AddressSpace(self._size)
+        with torch.inference_mode():  # whichever thread it is, and at rest as within a request
+            return PlacedTensors(space, self._tensors(space))
+
+    def _tensors(self, space: AddressSpace) -> dict[str, Tensor]:
+        memory = space.tensor(self._type)
         parts = memory.split_with_sizes(self._sizes)
         tensors = {
             key: parts[number] if shape is None else parts[number].view(shape)
             for number, key, shape in self._pieces
         }
         for dtype, strided in self._others:
-            whole = _as(mapping, dtype)
+            whole = space.tensor(dtype)
             for key, shape, strides, offset in strided:
                 tensors[key] = whole.as_strided(shape, strides, offset)
         if self._blocked:
@@ -129,10 +162,6 @@ class FileLayout:
         for key in self._channels_last:
             tensors[key] = tensors[key].permute(0, 3, 1, 2)
         return tensors
-
-
-def _as(mapping: mmap.mmap, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(mapping, dtype=dtype, count=len(mapping) // dtype.itemsize)
 
 
 class WeightFile(Protocol):
@@ -160,28 +189,29 @@ class MappedFile:
     mapping lives as long as a tensor on it.
 
     descriptor: an open file of `size` bytes; it may be closed once the first step is done.
+    in_memory: it is expected in the page cache; then the first chunk is a long one.
     """
 
     __slots__ = (
-        "_address",
         "_chunk_bytes",
         "_descriptor",
         "_device",
         "_layout",
-        "_mapping",
+        "_placed",
         "_populated",
         "_size",
     )
 
     is_mapped = True
 
-    def __init__(self, descriptor: int, size: int, layout: FileLayout) -> None:
+    def __init__(
+        self, descriptor: int, size: int, layout: FileLayout, *, in_memory: bool = False
+    ) -> None:
         self._descriptor = descriptor
         self._size = size
         self._layout = layout
-        self._mapping: mmap.mmap | None = None
-        self._address = 0
-        self._chunk_bytes = CHUNK_BYTES
+        self._placed: PlacedTensors | None = None
+        self._chunk_bytes = _EXPECTED_CHUNK_BYTES if in_memory else CHUNK_BYTES
         self._device = 0
         self._populated = 0
 
@@ -190,23 +220,17 @@ class MappedFile:
         return self._size
 
     def step(self) -> bool:
-        if self._mapping is None:
-            status = os.fstat(self._descriptor)
-            if status.st_size < self._size:
-                raise _cut_short(status.st_size, self._size)
-            self._device = status.st_dev
-            self._mapping = mmap.mmap(
-                self._descriptor, self._size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
-            )
-            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
-            _prefer_huge_pages(self._mapping)
+        placed = self._placed
+        if placed is None:
+            placed = self._placed = self._mapped()
+        space = placed.space
         start, end = self._populated, min(self._populated + self._chunk_bytes, self._size)
         begun = now_ns()
-        small = self._small_pages(start, end)
+        small = self._small_pages(space, start, end)
         if start < small:
-            self._populate(start, small)
-        if small < end and not map_cached(self._mapping, small, end, self._address, self._device):
-            self._populate(small, end)
+            self._populate(space, start, small)
+        if small < end and not map_cached(space, small, end, self._device):
+            self._populate(space, small, end)
         self._populated = end
         if now_ns() - begun < _AT_ONCE_NS:
             self._chunk_bytes = min(2 * self._chunk_bytes, _LONGEST_CHUNK_BYTES)
@@ -214,39 +238,41 @@ class MappedFile:
             self._chunk_bytes = CHUNK_BYTES
         return end < self._size
 
-    def _small_pages(self, start: int, end: int) -> int:
+    def _mapped(self) -> PlacedTensors:
+        status = os.fstat(self._descriptor)
+        if status.st_size < self._size:
+            raise _cut_short(status.st_size, self._size)
+        self._device = status.st_dev
+        placed = self._layout.place()
+        placed.space.map(self._descriptor)
+        return placed
+
+    def _small_pages(self, space: AddressSpace, start: int, end: int) -> int:
         """From where on no large page fits before the file's end."""
         if end < self._size:
             return end
-        return max(start, (self._address + end) // _LARGE_PAGE * _LARGE_PAGE - self._address)
+        return max(start, (space.address + end) // LARGE_PAGE * LARGE_PAGE - space.address)
 
-    def _populate(self, start: int, end: int) -> None:
-        if _libc.madvise(self._address + start, end - start, MADV_POPULATE_READ) != 0:
-            self._touch(start, end - start, ctypes.get_errno())
+    def _populate(self, space: AddressSpace, start: int, end: int) -> None:
+        try:
+            space.advise(start, end, MADV_POPULATE_READ)
+        except OSError as error:
+            self._touch(space, start, end, error)
 
-    def _touch(self, start: int, length: int, error: int) -> None:
+    def _touch(self, space: AddressSpace, start: int, end: int, error: OSError) -> None:
         """Reads a byte of each page: for kernels before 5.14, which do not know the advice."""
-        if error == errno.EFAULT:  # the advice's word for what a read would be killed for
-            raise _cut_short(os.fstat(self._descriptor).st_size, self._size)
-        if error != errno.EINVAL:
-            raise OSError(error, os.strerror(error))
-        content = np.frombuffer(self._mapping, np.uint8, length, start)  # type: ignore[arg-type]
+        if error.errno == errno.EFAULT:  # the advice's word for what a read would be killed for
+            raise _cut_short(os.fstat(self._descriptor).st_size, self._size) from error
+        if error.errno != errno.EINVAL:
+            raise error
+        content = np.frombuffer(space.content()[start:end], np.uint8)
         content[:: mmap.PAGESIZE].max()  # numpy lets go of the GIL, indexing the mapping would not
 
     def take(self) -> Mapping[str, Tensor]:
-        mapping, self._mapping = self._mapping, None
-        if mapping is None:
+        placed, self._placed = self._placed, None
+        if placed is None:
             raise RuntimeError("taken before it was retrieved")
-        return self._layout.tensors(mapping)
-
-
-def _prefer_huge_pages(mapping: mmap.mmap) -> None:
-    """What is read from disk for this mapping goes into the page cache 2 MiB a page, where it can.
-
-    Populating 392 MB takes 2 ms then, not 22, and execution misses the TLB less often.
-    """
-    with contextlib.suppress(OSError):  # a kernel without huge pages does as well as it can
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        return placed.tensors
 
 
 class ReadFile:

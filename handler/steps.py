@@ -13,9 +13,10 @@ from handler.pipeline import Forward, InTurn
 from handler.plan import Plan, PlannedLayer
 from handler.retrieval import MappedFile, ReadFile, WeightFile
 from handler.strategies import Strategy
+from models.errors import is_of_memory
 from models.gates import Enter, GatedForward
 from models.layers import BuiltLayer
-from models.manifest import LayerEntry, WeightFormat
+from models.manifest import LayerEntry
 from models.store import PreparedModel
 
 # Whoever opens a pipe would wait for its writer.
@@ -90,6 +91,8 @@ class NamedFile:
         try:
             return self._file.step()
         except OSError as error:
+            if is_of_memory(error):
+                raise
             raise self._fault(error.strerror or str(error)) from error
 
     def take(self) -> Mapping[str, Tensor]:
@@ -99,18 +102,11 @@ class NamedFile:
 class LayerStep:
     """One layer of one request."""
 
-    __slots__ = ("_built", "_files", "_format", "_held_bytes", "_planned", "_strategy")
+    __slots__ = ("_built", "_files", "_held_bytes", "_planned", "_strategy")
 
-    def __init__(
-        self,
-        planned: PlannedLayer,
-        files: OpenFiles,
-        weight_format: WeightFormat,
-        strategy: Strategy,
-    ) -> None:
+    def __init__(self, planned: PlannedLayer, files: OpenFiles, strategy: Strategy) -> None:
         self._planned = planned
         self._files = files
-        self._format = weight_format
         self._strategy = strategy
         self._built: BuiltLayer | None = None
         self._held_bytes = 0
@@ -139,16 +135,17 @@ class LayerStep:
     def held_bytes(self) -> int:
         return self._held_bytes
 
-    def retrieval(self) -> WeightFile:
-        entry = self._planned.entry
+    def retrieval(self, *, in_memory: bool = False) -> WeightFile:
+        entry, layout = self._planned.entry, self._planned.layout
         descriptor = self._files.descriptor(entry.index)
-        if self._format == "pth":
+        if layout is None:
             return NamedFile(ReadFile(descriptor, entry.bytes), self._fault)
-        return NamedFile(MappedFile(descriptor, entry.bytes, self._planned.layout), self._fault)
+        mapped = MappedFile(descriptor, entry.bytes, layout, in_memory=in_memory)
+        return NamedFile(mapped, self._fault)
 
     def apply(self, retrieval: WeightFile) -> None:
         tensors = retrieval.take()
-        if self._format == "safetensors":
+        if self._planned.layout is not None:
             self.built.bind(tensors)
             return
         self._check(tensors)
@@ -187,12 +184,15 @@ class GatedSteps:
     """
 
     def __init__(self, gated: GatedForward, steps: Sequence[LayerStep], *, own: bool) -> None:
-        self._gated = gated
+        self._passage = gated.passage()
         self._steps = steps
         self.until = [None if own else part.until for part in gated.parts]
 
     def __call__(self, enter: Enter, value: Any) -> Any:
-        return self._gated(lambda layer: self._steps[layer].built, enter, value)
+        return self._passage.run(lambda layer: self._steps[layer].built, enter, value)
+
+    def leave(self) -> None:
+        self._passage.leave()
 
 
 def forward(model: PreparedModel, plan: Plan, steps: Sequence[LayerStep]) -> Forward:
@@ -202,8 +202,5 @@ def forward(model: PreparedModel, plan: Plan, steps: Sequence[LayerStep]) -> For
     return GatedSteps(plan.gated, steps, own=model.manifest.factory is not None)
 
 
-def steps(
-    model: PreparedModel, plan: Plan, files: OpenFiles, strategy: Strategy
-) -> Sequence[LayerStep]:
-    weight_format = model.manifest.weight_format
-    return [LayerStep(planned, files, weight_format, strategy) for planned in plan.layers]
+def steps(plan: Plan, files: OpenFiles, strategy: Strategy) -> Sequence[LayerStep]:
+    return [LayerStep(planned, files, strategy) for planned in plan.layers]

@@ -1,11 +1,8 @@
 """Few faults that map much, and faults that waited for storage."""
 
-import ctypes
 import mmap
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +10,7 @@ import pytest
 
 from bench import page_cache
 from handler import page_faults
+from handler.address_space import AddressSpace
 from handler.page_faults import WINDOW_BYTES, map_cached, storage_reads
 
 SIZE: Final = 21 * WINDOW_BYTES + 3 * mmap.PAGESIZE + 5
@@ -30,17 +28,15 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_faults, "_known", set())
 
 
-@contextmanager
-def mapped(path: Path) -> Iterator[tuple[mmap.mmap, int]]:
-    """A mapping of the file, and where it is."""
+def mapped(path: Path) -> AddressSpace:
+    space = AddressSpace(SIZE)
     with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    yield mapping, ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        space.map(file.fileno())
+    return space
 
 
 def map_all(path: Path, start: int = 0) -> bool:
-    with mapped(path) as (mapping, address):
-        return map_cached(mapping, start, SIZE, address, path.stat().st_dev)
+    return map_cached(mapped(path), start, SIZE, path.stat().st_dev)
 
 
 def minor_faults() -> int:
@@ -49,17 +45,18 @@ def minor_faults() -> int:
 
 @pytest.mark.parametrize("start", [0, mmap.PAGESIZE, 5 * WINDOW_BYTES])
 def test_all_pages_are_mapped_by_a_fault_in_each_window(path: Path, start: int) -> None:
-    with mapped(path) as (mapping, _):
-        for page in range(0, SIZE, mmap.PAGESIZE):
-            mapping[page]
-    with mapped(path) as (mapping, address):
-        before = minor_faults()
-        assert map_cached(mapping, start, SIZE, address, path.stat().st_dev)
-        windows = -(-(SIZE - start) // WINDOW_BYTES) + 1
-        assert minor_faults() - before <= windows + 40, "those of what the call itself needs"
-        before = minor_faults()
-        assert sum(mapping[page] for page in range(start, SIZE, mmap.PAGESIZE))
-        assert minor_faults() - before < 10
+    content = mapped(path).content()
+    for page in range(0, SIZE, mmap.PAGESIZE):
+        content[page]
+    space = mapped(path)
+    content = space.content()
+    before = minor_faults()
+    assert map_cached(space, start, SIZE, path.stat().st_dev)
+    windows = -(-(SIZE - start) // WINDOW_BYTES) + 1
+    assert minor_faults() - before <= windows + 40, "those of what the call itself needs"
+    before = minor_faults()
+    assert sum(content[page] for page in range(start, SIZE, mmap.PAGESIZE))
+    assert minor_faults() - before < 10
 
 
 def test_where_a_fault_brings_in_less_than_a_window_it_says_so(
@@ -93,9 +90,9 @@ def test_what_had_to_be_read_is_left_to_the_advice(path: Path) -> None:
 
 
 def test_a_file_that_was_cut_is_no_signal(path: Path) -> None:
-    with mapped(path) as (mapping, address):
-        os.truncate(path, 2 * WINDOW_BYTES)
-        assert not map_cached(mapping, 0, SIZE, address, path.stat().st_dev)
+    space = mapped(path)
+    os.truncate(path, 2 * WINDOW_BYTES)
+    assert not map_cached(space, 0, SIZE, path.stat().st_dev)
 
 
 def test_where_the_kernel_has_no_such_file_it_says_so(
@@ -109,12 +106,11 @@ def test_where_the_kernel_has_no_such_file_it_says_so(
 
 
 def test_the_mapping_is_not_held(path: Path) -> None:
-    with mapped(path) as (mapping, _):
-        pass
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ)
-    map_cached(mapping, 0, SIZE, 0, 0)
-    mapping.close()  # raises BufferError while a view of it is held
+    space = mapped(path)
+    assert map_cached(space, 0, SIZE, path.stat().st_dev)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    del space
+    assert str(path) not in Path("/proc/self/maps").read_text()
 
 
 def test_reads_from_a_device_are_counted(path: Path) -> None:

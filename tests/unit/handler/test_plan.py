@@ -1,6 +1,5 @@
 """A manifest against the architecture that it names."""
 
-import mmap
 from dataclasses import replace
 from typing import Any
 
@@ -44,9 +43,11 @@ def test_a_plan_names_the_layers_and_their_bytes(model: PreparedModel) -> None:
 def test_a_layout_cuts_tensors_out_where_the_manifest_says(model: PreparedModel) -> None:
     planned = Plans().of(model).layers[1]
     path = model.path / str(planned.entry.file)
+    assert planned.layout is not None
+    placed = planned.layout.place()
     with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE)
-    found = planned.layout.tensors(mapping)
+        placed.space.map(file.fileno())
+    found = placed.tensors
     with safe_open(path, framework="pt") as expected:
         for entry in planned.entry.parameters:
             tensor = found[entry.name]
@@ -63,6 +64,23 @@ def test_plans_are_kept_but_only_of_the_versions_served_lately(model: PreparedMo
     for number in range(2):
         plans.of(replace(model, path=model.path / str(number)))
     assert plans.of(model) is not plan
+
+
+def test_only_the_last_plan_asked_for_holds_addresses(model: PreparedModel) -> None:
+    plans = Plans()
+    one = plans.of(model)
+    layouts = [planned.layout for planned in one.layers if planned.layout is not None]
+    assert layouts
+
+    def placed() -> set[bool]:
+        return {layout._ahead._made is not None for layout in layouts}
+
+    assert placed() == {False}
+    one.place_ahead()
+    assert plans.of(model) is one
+    assert placed() == {True}
+    plans.of(replace(model, path=model.path / "other")).place_ahead()
+    assert placed() == {False}
 
 
 def test_an_unknown_architecture_is_a_fault_of_the_model(model: PreparedModel) -> None:

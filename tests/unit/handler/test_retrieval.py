@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from handler import retrieval
+from handler import address_space, retrieval
 from handler.retrieval import (
     CHUNK_BYTES,
     FileLayout,
@@ -184,8 +184,9 @@ def test_writing_to_mapped_tensors_leaves_the_file_as_it_is(tmp_path: Path) -> N
     with opened(path) as (descriptor, size):
         file = MappedFile(descriptor, size, layout)
         steps(file)
-        for tensor in file.take().values():
-            tensor.zero_()
+        with torch.inference_mode():
+            for tensor in file.take().values():
+                tensor.zero_()
     assert path.read_bytes() == before
 
 
@@ -193,7 +194,8 @@ def resident_pages(file: MappedFile) -> list[bool]:
     """Which of the mapping's pages this process has mapped in already (mincore tells the page cache's)."""
     pages = -(-file._size // 4096)
     with Path("/proc/self/pagemap").open("rb") as pagemap:
-        pagemap.seek(file._address // 4096 * 8)
+        assert file._placed is not None
+        pagemap.seek(file._placed.space.address // 4096 * 8)
         entries = pagemap.read(pages * 8)
     return [entries[at * 8 + 7] >> 7 == 1 for at in range(pages)]
 
@@ -228,6 +230,45 @@ def test_chunks_grow_as_long_as_they_are_there_at_once(
         assert all(resident_pages(file))
 
 
+def test_what_is_expected_in_memory_comes_in_long_chunks_until_it_is_not(tmp_path: Path) -> None:
+    layout = safetensors(tmp_path / "a.safetensors", tensors(CHUNK_BYTES * 25 // 12))
+    with opened(tmp_path / "a.safetensors") as (descriptor, size):
+        file = MappedFile(descriptor, size, layout, in_memory=True)
+        populated = []
+        while file.step():
+            populated.append(file._populated // CHUNK_BYTES)
+        assert populated[:3] == [4, 5, 6]
+        assert all(resident_pages(file))
+        assert_equal(file.take(), tensors(CHUNK_BYTES * 25 // 12))
+
+
+def test_what_was_placed_ahead_is_given_once(tmp_path: Path) -> None:
+    path, content = tmp_path / "a.safetensors", tensors()
+    layout = safetensors(path, content)
+    for _ in range(2):
+        layout.place_ahead()
+    assert not mapped(path)
+    taken = []
+    for _ in range(2):
+        with opened(path) as (descriptor, size):
+            file = MappedFile(descriptor, size, layout)
+            steps(file)
+            taken.append(file.take())
+    addresses = [{tensor.data_ptr() for tensor in one.values()} for one in taken]
+    assert not addresses[0] & addresses[1]
+    for one in taken:
+        assert_equal(one, content)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_tensors_are_of_inference_wherever_they_are_made(tmp_path: Path, *, ahead: bool) -> None:
+    layout = safetensors(tmp_path / "a.safetensors", tensors())
+    assert not torch.is_inference_mode_enabled()
+    if ahead:
+        layout.place_ahead()
+    assert all(tensor.is_inference() for tensor in layout.place().tensors.values())
+
+
 @pytest.fixture
 def no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves all mapping to the advice."""
@@ -251,11 +292,13 @@ def madvise_error(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     wanted = [errno.EINVAL]
 
     class Libc:
+        mmap = address_space._libc.mmap
+
         def madvise(self, *_: Any) -> int:
             ctypes.set_errno(wanted[0])
             return -1
 
-    monkeypatch.setattr(retrieval, "_libc", Libc())
+    monkeypatch.setattr(address_space, "_libc", Libc())
     return wanted
 
 

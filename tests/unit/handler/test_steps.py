@@ -123,7 +123,7 @@ def test_a_version_removed_after_its_files_were_opened_does_no_harm(
     shutil.rmtree(model.path)
     value = image
     with torch.inference_mode():
-        for step in steps(model, plan, files, STRATEGIES["cicada"]):
+        for step in steps(plan, files, STRATEGIES["cicada"]):
             step.construct()
             load(step)
             value = step.execute(value)
@@ -143,7 +143,7 @@ def load(step: LayerStep) -> None:
 def test_a_step_before_its_construction_is_a_mistake(model: PreparedModel, image: Tensor) -> None:
     plan = plan_of(model)
     files = OpenFiles(model, plan)
-    step = steps(model, plan, files, STRATEGIES["cicada"])[0]
+    step = steps(plan, files, STRATEGIES["cicada"])[0]
     with pytest.raises(RuntimeError, match="conv1 is used before its construction"):
         step.execute(image)
     files.close()
@@ -188,7 +188,7 @@ def test_a_pth_file_of_other_tensors_is_refused_and_named(
     model = replace(model, manifest=model.manifest.model_copy(update={"layers": layers}))
     plan = plan_of(model)
     files = OpenFiles(model, plan)
-    step = steps(model, plan, files, STRATEGIES[strategy])[0]
+    step = steps(plan, files, STRATEGIES[strategy])[0]
     step.construct()
     if STRATEGIES[strategy].initialize:
         step.initialize()
@@ -204,7 +204,7 @@ def test_a_pth_file_of_rubbish_is_refused_and_named(model: PreparedModel) -> Non
     path.write_bytes(b"\xff" * path.stat().st_size)
     plan = plan_of(model)
     files = OpenFiles(model, plan)
-    step = steps(model, plan, files, STRATEGIES["cicada"])[0]
+    step = steps(plan, files, STRATEGIES["cicada"])[0]
     step.construct()
     with pytest.raises(ModelFault, match=f"model 'resnet18-pth': .*{path.name}: no sound file"):
         load(step)
