@@ -96,6 +96,11 @@ class Flight:
             self._changed.notify_all()
 
     @property
+    def retrieved(self) -> int:
+        """How many layers have been retrieved."""
+        return self._retrieved
+
+    @property
     def in_memory(self) -> bool:
         """Whether nothing so far has come from storage, or been copied."""
         return self._in_memory

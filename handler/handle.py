@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -150,30 +150,36 @@ class RequestHandler:
         model, plan, files = self._open(request)
         release.plan, release.files = plan, files
         timeline = Timeline(plan.names, request.strategy.decoupled, arrival_ns)
-        layers = release.layers = steps(model, plan, files, request.strategy)
-        run = self._pipeline.begin(
-            layers,
-            request.strategy,
-            self._durations.of(str(model.path), plan.layer_bytes),
-            timeline,
-            forward(model, plan, layers),
-        )
-        release.run = run
-        cancellation.attach(run.cancel)
-        try:
-            with torch.inference_mode():
-                processing = self._processing(request, model, plan)
-                start = now_ns()
-                value = processing.decode(request.input, body)
-                timeline.decoded = (start, now_ns())
-                is_ours = _is_ours(model, processing)
-                with denormals.taken_as_zero(), openmp.of_thread.placement.apart(held=is_ours):
-                    outputs = _executed(run, model, processing, value)
-                del value
-                return _result(request, model, processing.encode(outputs), timeline)
-        except BaseException as error:
-            run.fail(error)
-            raise
+        durations = self._durations.of(str(model.path), plan.layer_bytes)
+        kind = str(request.input.get("kind"))
+
+        def begin() -> Run:
+            layers = release.layers = steps(plan, files, request.strategy)
+            run = release.run = self._pipeline.begin(
+                layers, request.strategy, durations, timeline, forward(model, plan, layers)
+            )
+            cancellation.attach(run.cancel)
+            return run
+
+        def decode() -> tuple[Processing, Any]:
+            processing = self._processing(request, model, plan)
+            start = now_ns()
+            value = processing.decode(request.input, body)
+            end = now_ns()
+            timeline.decoded = (start, end)
+            durations.decoding_ns[kind] = end - start
+            return processing, value
+
+        with torch.inference_mode():
+            if durations.decodes_first(kind):
+                (processing, value), run = decode(), begin()
+            else:
+                run, (processing, value) = begin(), decode()
+            is_ours = _is_ours(model, processing)
+            with denormals.taken_as_zero(), openmp.of_thread.placement.apart(held=is_ours):
+                outputs = _executed(run, model, processing, value)
+            del value
+            return _result(request, model, processing.encode(outputs), timeline)
 
     def _processing(self, request: Request, model: PreparedModel, plan: Plan) -> Processing:
         spec = model.manifest.input
@@ -214,7 +220,9 @@ class _Release:
         if self.files is not None:
             self.files.close()
         if self.plan is not None:
-            self.plan.build_ahead()
+            with suppress(Exception):  # the next request comes upon it itself, and tells
+                self.plan.build_ahead()
+                self.plan.place_ahead()
 
 
 def _executed(run: Run, model: PreparedModel, processing: Processing, value: Any) -> Any:

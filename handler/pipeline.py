@@ -29,8 +29,8 @@ class Step(Protocol):
     def held_bytes(self) -> int:
         """Bytes of memory that its parameters have."""
 
-    def retrieval(self) -> Retrieval:
-        """Its weight file, not yet in memory."""
+    def retrieval(self, *, in_memory: bool = False) -> Retrieval:
+        """Its weight file, not yet retrieved; whether it is expected in the page cache."""
 
     def apply(self, retrieval: Any) -> None: ...
 
@@ -51,6 +51,9 @@ class Forward(Protocol):
         """The output. `enter` is to be called whenever a layer is come to: it waits for its weights, and
         returns the layers that were let go."""
 
+    def leave(self) -> None:
+        """Lets go of what it holds of the layers; it is called no more."""
+
 
 class InTurn:
     """Each layer takes the output of the one before."""
@@ -64,6 +67,9 @@ class InTurn:
             enter(index)
             value = step.execute(value)
         return value
+
+    def leave(self) -> None:
+        self._steps = ()
 
 
 class Cancelled(Exception):
@@ -116,8 +122,9 @@ class Pipeline:
         if strategy.decoupled:
             run.depart(self._decoupler, self._ahead_bytes)
         if strategy.pipelined:
-            run.tasks.append(self._layer.submit(run.construct_all))
+            # The weight unit first: it has more to do until the first layer can be applied.
             run.tasks.append(self._weight.submit(run.apply_all))
+            run.tasks.append(self._layer.submit(run.construct_all))
         return run
 
     def close(self) -> None:
@@ -167,7 +174,9 @@ class Run:
         of resident, not 1.15).
         """
         self._retrievals = {
-            index: step.retrieval() for index, step in enumerate(self._steps) if step.weighted
+            index: step.retrieval(in_memory=self._durations.in_memory)
+            for index, step in enumerate(self._steps)
+            if step.weighted
         }
         listener = Listener(self._to_apply.put, self.fail)
         self._flight = Flight(
@@ -213,15 +222,16 @@ class Run:
         raise self._error
 
     def leave(self) -> None:
-        """Waits until every unit has left the run, then lets go of layers, mappings and errors."""
-        if self._flight is not None:
-            self._flight.stop()
+        """Stops what still runs, waits until every unit has left, then lets go of layers, mappings and errors."""
+        self.fail(_Stopped())
         for task in self.tasks:
             task.join()
-        if self._flight is not None:
+        if self._flight is not None and self._flight.retrieved:
             self._durations.in_memory = self._flight.in_memory
         self._steps = ()
-        self._forward = None
+        if self._forward is not None:
+            self._forward.leave()
+            self._forward = None
         self._retrievals.clear()
         self._flight = None
         self._error = None

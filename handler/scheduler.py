@@ -8,6 +8,7 @@ from typing import Final
 _INITIAL_BYTES_PER_NS: Final = 1.0
 """1 GB/s: what a retrieval is expected to reach before any was recorded."""
 _INITIAL_CONSTRUCTION_NS: Final = 50_000
+_SHORT_NS: Final = 1_000_000
 _ADAPTATION: Final = 0.25
 """Weight of the newest duration in the recorded mean."""
 
@@ -18,12 +19,14 @@ class Durations:
     Algorithm 1 decides by D_W alone; D_L is recorded with it, as the paper has it.
 
     in_memory: whether the last request found every weight in the page cache, and had but to map it.
+    decoding_ns: how long it took to decode the last input of each kind.
     """
 
-    __slots__ = ("_construction", "_retrieval", "in_memory")
+    __slots__ = ("_construction", "_retrieval", "decoding_ns", "in_memory")
 
     def __init__(self, layer_bytes: Iterable[int]) -> None:
         self.in_memory = False
+        self.decoding_ns: dict[str, int] = {}
         self._retrieval: list[float] = [size / _INITIAL_BYTES_PER_NS for size in layer_bytes]
         self._construction: list[float] = [_INITIAL_CONSTRUCTION_NS] * len(self._retrieval)
 
@@ -32,6 +35,14 @@ class Durations:
 
     def construction_ns(self, layer: int) -> float:
         return self._construction[layer]
+
+    def decodes_first(self, kind: str) -> bool:
+        """Whether an input of this kind is better decoded before loading begins.
+
+        So it is where loading waits for no storage and decoding is short: side by side, the units but
+        take the interpreter from each other.
+        """
+        return self.in_memory and self.decoding_ns.get(kind, _SHORT_NS) < _SHORT_NS
 
     def retrieved(self, layer: int, duration_ns: int) -> None:
         self._retrieval[layer] += _ADAPTATION * (duration_ns - self._retrieval[layer])

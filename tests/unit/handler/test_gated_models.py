@@ -2,6 +2,7 @@
 
 import gc
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -123,3 +124,25 @@ def test_the_manifest_says_where_the_model_is_cut(gated_store: Store, name: str)
     assert [(layer.name, layer.parts, layer.until) for layer in manifest.layers] == [
         (cut.name, cut.parts, cut.until) for cut in chain.cuts
     ]
+
+
+def test_the_next_forward_is_made_once_the_answer_is_sent(
+    handler: RequestHandler, gated_store: Store
+) -> None:
+    model = gated_store.open(f"{NAMES[0]}-safetensors")
+    gated = handler._plans.of(model).gated
+    assert gated is not None
+    value = image(NAMES[0])
+    header, body = asking(model.name, "cicada", value), bytearray(value.numpy().tobytes())
+    with handler.handling(header, body, time.monotonic_ns(), Cancellation()):
+        assert gated._ahead._made is None
+    ahead = gated._ahead._made
+    assert ahead is not None
+    root = weakref.ref(ahead._structure.root)
+    del ahead
+    gc.disable()
+    try:
+        gated.discard()
+        assert root() is None, "without a collection"
+    finally:
+        gc.enable()

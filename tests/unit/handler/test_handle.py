@@ -1,5 +1,6 @@
 """Whole requests on a small real model: every strategy and format, every error, and nothing left behind."""
 
+import errno
 import gc
 import itertools
 import json
@@ -19,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification
 
-from handler import handle, wire
+from handler import classification, handle, retrieval, wire
 from handler.cancellation import Cancellation
 from handler.handle import RequestHandler
 from handler.pipeline import Pipeline
@@ -27,7 +28,6 @@ from handler.retrieval import MappedFile, ReadFile
 from handler.steps import LayerStep
 from handler.strategies import STRATEGIES
 from handler.timeline import UNITS
-from models.blueprint import Structure
 from models.store import PreparedModel, Store
 
 Answer = tuple[dict[str, Any], bytes]
@@ -459,10 +459,10 @@ def test_a_file_cut_short_after_it_was_opened_is_named(
     before = Left()
     retrieval = LayerStep.retrieval
 
-    def cutting(step: LayerStep) -> Any:
+    def cutting(step: LayerStep, **options: Any) -> Any:
         if path.stat().st_size != 100:
             os.truncate(path, 100)
-        return retrieval(step)
+        return retrieval(step, **options)
 
     monkeypatch.setattr(LayerStep, "retrieval", cutting)
     error, _ = ask(handler, image, model=model.name, strategy=strategy)
@@ -541,10 +541,10 @@ class Injection:
     def _patch_step(self, monkeypatch: pytest.MonkeyPatch, step: str, layer: int) -> None:
         method = getattr(LayerStep, step)
 
-        def failing(own: LayerStep, *arguments: Any) -> Any:
+        def failing(own: LayerStep, *arguments: Any, **options: Any) -> Any:
             if own._planned.entry.index == layer:
                 self.fail()
-            return method(own, *arguments)
+            return method(own, *arguments, **options)
 
         monkeypatch.setattr(LayerStep, step, failing)
 
@@ -552,8 +552,8 @@ class Injection:
         opening = LayerStep.retrieval
         chosen: set[int] = set()
 
-        def choosing(own: LayerStep) -> Any:
-            file = opening(own)
+        def choosing(own: LayerStep, **options: Any) -> Any:
+            file = opening(own, **options)
             if own._planned.entry.index == layer:
                 chosen.add(own._files.descriptor(layer))
             return file
@@ -722,9 +722,9 @@ def test_the_result_fits_into_a_frame(handler: RequestHandler, image: Tensor) ->
     assert len(wire._encode(told, len(body))) < wire.MAX_HEADER_BYTES
 
 
-def trees_ahead(handler: RequestHandler, store: Store) -> list[Structure | None]:
+def built_ahead(handler: RequestHandler, store: Store) -> list[Any]:
     plan = handler._plans.of(store.open("resnet18-safetensors"))
-    return [planned.layer._blueprint._ahead for planned in plan.layers]
+    return [planned.layer._ahead._made for planned in plan.layers]
 
 
 @pytest.mark.parametrize("strategy", ["cicada", "traditional"])
@@ -733,19 +733,133 @@ def test_the_next_requests_modules_are_built_once_the_answer_is_sent_without_wei
 ) -> None:
     header, body = request(image, strategy=strategy)
     with handler.handling(header, body, time.monotonic_ns(), Cancellation()):
-        assert not any(trees_ahead(handler, store))
-    first = trees_ahead(handler, store)
+        assert not any(built_ahead(handler, store))
+    first = built_ahead(handler, store)
     assert all(first)
-    for tree in first:
-        assert tree is not None
-        assert {tensor for table in tree.tables for tensor in table.values()} <= {None}
+    for contents in first:
+        assert {t.untyped_storage().nbytes() for t in contents.placeholders} <= {0}
+        tables = contents.structure.tables
+        assert {tensor for table in tables for tensor in table.values()} <= {None}
     ask(handler, image, strategy=strategy)
-    second = trees_ahead(handler, store)
-    assert not {id(tree) for tree in first} & {id(tree) for tree in second}
+    second = built_ahead(handler, store)
+    assert not {id(made) for made in first} & {id(made) for made in second}
+
+
+def test_what_there_is_no_memory_for_ahead_is_left_to_the_request(
+    handler: RequestHandler, image: Tensor, monkeypatch: pytest.MonkeyPatch, faults: list[str]
+) -> None:
+    def refused(_: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as patched:
+        header, body = request(image)
+        with handler.handling(header, body, time.monotonic_ns(), Cancellation()) as (told, _):
+            assert told["type"] == "result"
+            patched.setattr(retrieval, "AddressSpace", refused)
+        error, _ = ask(handler, image)
+        assert error["status"] == 503
+        assert error["message"] == "the handler found no memory for the request"
+    assert ask(handler, image)[0]["type"] == "result"
+    assert faults == ["a request failed"]
+
+
+@pytest.mark.parametrize(
+    ("in_memory", "decoding_ns", "order"),
+    [
+        (False, {"tensor": 0}, ["begin", "decode"]),
+        (True, {"tensor": 0, "image": 10**8}, ["decode", "begin"]),
+        (True, {"tensor": 10**8}, ["begin", "decode"]),
+        (True, {"image": 0}, ["begin", "decode"]),
+    ],
+)
+def test_loading_begins_after_decoding_only_where_neither_takes_long(
+    handler: RequestHandler,
+    image: Tensor,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    order: list[str],
+    decoding_ns: dict[str, int],
+    *,
+    in_memory: bool,
+) -> None:
+    model = store.open("resnet18-safetensors")
+    durations = handler._durations.of(
+        str(model.path), [entry.bytes for entry in model.manifest.layers]
+    )
+    durations.in_memory, durations.decoding_ns = in_memory, dict(decoding_ns)
+    log: list[str] = []
+    begin, decode = Pipeline.begin, classification.ImageClassification.decode
+
+    def beginning(*arguments: Any) -> Any:
+        log.append("begin")
+        return begin(*arguments)
+
+    def decoding(*arguments: Any) -> Any:
+        log.append("decode")
+        return decode(*arguments)
+
+    monkeypatch.setattr(Pipeline, "begin", beginning)
+    monkeypatch.setattr(classification.ImageClassification, "decode", decoding)
+    told, _ = ask(handler, image)
+
+    assert log == order
+    start, end = told["timeline"]["decoded_ns"]
+    assert durations.decoding_ns == decoding_ns | {"tensor": end - start}
 
 
 def test_of_a_model_that_is_expected_the_modules_are_there_ahead(
     handler: RequestHandler, store: Store
 ) -> None:
     handler.expect("resnet18-safetensors")
-    assert all(trees_ahead(handler, store))
+    assert all(built_ahead(handler, store))
+    assert placed_ahead(handler, store) == {False}, "addresses are left to the threads that start"
+
+
+def test_the_next_requests_addresses_are_reserved_once_the_answer_is_sent(
+    handler: RequestHandler, image: Tensor, store: Store
+) -> None:
+    header, body = request(image)
+    with handler.handling(header, body, time.monotonic_ns(), Cancellation()):
+        assert placed_ahead(handler, store) == {False}
+    assert placed_ahead(handler, store) == {True}
+    ask(handler, image, model="resnet18-pth")
+    plan = handler._plans.of(store.open("resnet18-pth"))
+    assert {planned.layout for planned in plan.layers} == {None}
+
+
+def test_what_fails_ahead_is_the_next_requests_and_told(
+    handler: RequestHandler, image: Tensor, monkeypatch: pytest.MonkeyPatch, faults: list[str]
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("no such layout")
+
+    with monkeypatch.context() as patched:
+        header, body = request(image)
+        with handler.handling(header, body, time.monotonic_ns(), Cancellation()):
+            patched.setattr(retrieval.FileLayout, "_placed", fail)
+        assert ask(handler, image)[0]["status"] == 500
+    assert ask(handler, image)[0]["type"] == "result"
+    assert faults == ["a request failed"]
+
+
+def test_a_request_that_failed_before_it_retrieved_anything_says_nothing_of_the_page_cache(
+    handler: RequestHandler, image: Tensor, store: Store
+) -> None:
+    model = store.open("resnet18-safetensors")
+    durations = handler._durations.of(
+        str(model.path), [entry.bytes for entry in model.manifest.layers]
+    )
+    cancellation = Cancellation()
+    cancellation.cancel()
+    for _ in range(5):
+        assert answer(handler, *request(image), cancellation)[0]["status"] == 499
+    if durations.in_memory:
+        pytest.fail("nothing was retrieved, and yet")
+    ask(handler, image)
+    assert durations.in_memory
+
+
+def placed_ahead(handler: RequestHandler, store: Store) -> set[bool]:
+    plan = handler._plans.of(store.open("resnet18-safetensors"))
+    layouts = (planned.layout for planned in plan.layers if planned.layout is not None)
+    return {layout._ahead._made is not None for layout in layouts}

@@ -111,7 +111,7 @@ class Large:
     def construct(self): large_operator()
     def initialize(self): large_operator()
     def held_bytes(self): return 0
-    def retrieval(self): return self
+    def retrieval(self, *, in_memory=False): return self
     def step(self): large_operator()
     def apply(self, retrieval): large_operator()
     def execute(self, value): return value

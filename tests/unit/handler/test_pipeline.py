@@ -58,6 +58,7 @@ class Stage:
     def __init__(self) -> None:
         self.log: list[tuple[str, int]] = []
         self.at: dict[tuple[str, int], Callable[[], None]] = {}
+        self.expected_in_memory: list[bool] = []
 
     def reach(self, step: str, layer: int) -> None:
         self.log.append((step, layer))
@@ -101,7 +102,8 @@ class FakeStep:
     def held_bytes(self) -> int:
         return 1
 
-    def retrieval(self) -> FakeRetrieval:
+    def retrieval(self, *, in_memory: bool = False) -> FakeRetrieval:
+        self._stage.expected_in_memory.append(in_memory)
         self._stage.reach("retrieval", self._layer)
         return FakeRetrieval(self._stage, self._layer)
 
@@ -201,6 +203,17 @@ def test_traditional_does_all_of_one_step_before_any_of_the_next(pipeline: Pipel
         + ["apply"] * len(WEIGHTED)
         + ["execute"] * LAYERS
     )
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_retrievals_are_told_what_the_last_request_found(
+    pipeline: Pipeline, *, in_memory: bool
+) -> None:
+    stage = Stage()
+    durations = durations_of(in_memory=in_memory)
+    with begun(pipeline, layers_of(stage), STRATEGIES["cicada"], durations=durations) as run:
+        run.execute([])
+    assert stage.expected_in_memory == [in_memory] * len(WEIGHTED)
 
 
 class Injected(Exception):
@@ -558,8 +571,8 @@ class DelayedStep:
         self.execute = step.execute
         self.release = step.release
 
-    def retrieval(self) -> "DelayedFile":
-        return DelayedFile(self._step.retrieval(), self._there)
+    def retrieval(self, *, in_memory: bool = False) -> "DelayedFile":
+        return DelayedFile(self._step.retrieval(in_memory=in_memory), self._there)
 
     def apply(self, retrieval: "DelayedFile") -> None:
         self._step.apply(retrieval.file)
@@ -601,7 +614,7 @@ def test_the_answer_of_a_real_model_is_equal_when_a_file_is_delayed(
     files = OpenFiles(model, plan)
     now, others_are_applied = threading.Event(), threading.Event()
     now.set()
-    real = steps(model, plan, files, strategy)
+    real = steps(plan, files, strategy)
     weighted = [index for index, step in enumerate(real) if step.weighted]
     assert delayed in weighted
     order: list[int] = []
