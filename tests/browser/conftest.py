@@ -20,6 +20,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 STUBS = Path(__file__).parent.parent / "service" / "stub_service.py"
 DEADLINE_S = 60.0
+RELOADS = 10
+"""Of a page whose files were lost: Chromium drops what is on its way when an interface comes or goes."""
 NOWHERE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
 
@@ -148,7 +150,14 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.set_default_timeout(DEADLINE_S * 1000)
+        lost: list[str] = []
+        page.on("requestfailed", lambda request: lost.append(str(request.failure)))
         page.goto(f"{service.url}/{section}")
+        for _ in range(RELOADS):
+            if "net::ERR_NETWORK_CHANGED" not in lost:
+                break
+            lost.clear()
+            page.reload()
         return page
 
     yield opened
