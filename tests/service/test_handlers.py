@@ -156,8 +156,11 @@ async def test_a_file_cut_short_under_a_request_costs_that_request_alone(
     async with pool_of(real_handler(store), ends) as pool:
         await pool.infer(images(1, "cut"))
         (pid,) = pool.pids
-        working = asyncio.create_task(pool.infer(images(16, "cut")))
         maps = Path(f"/proc/{pid}/maps")
+        await until(
+            lambda: file.name not in maps.read_text()
+        )  # the first request's, let go after its answer
+        working = asyncio.create_task(pool.infer(images(16, "cut")))
         await until(lambda: file.name in maps.read_text())
         os.truncate(file, 0)
         with pytest.raises(HandlerDied, match="was killed by SIGBUS"):
