@@ -157,9 +157,8 @@ async def test_a_file_cut_short_under_a_request_costs_that_request_alone(
         await pool.infer(images(1, "cut"))
         (pid,) = pool.pids
         maps = Path(f"/proc/{pid}/maps")
-        await until(
-            lambda: file.name not in maps.read_text()
-        )  # the first request's, let go after its answer
+        # The first request's mapping, which goes after its answer.
+        await until(lambda: file.name not in maps.read_text())
         working = asyncio.create_task(pool.infer(images(16, "cut")))
         await until(lambda: file.name in maps.read_text())
         os.truncate(file, 0)

@@ -842,23 +842,6 @@ def test_what_fails_ahead_is_the_next_requests_and_told(
     assert faults == ["a request failed"]
 
 
-def test_a_request_that_failed_before_it_retrieved_anything_says_nothing_of_the_page_cache(
-    handler: RequestHandler, image: Tensor, store: Store
-) -> None:
-    model = store.open("resnet18-safetensors")
-    durations = handler._durations.of(
-        str(model.path), [entry.bytes for entry in model.manifest.layers]
-    )
-    cancellation = Cancellation()
-    cancellation.cancel()
-    for _ in range(5):
-        assert answer(handler, *request(image), cancellation)[0]["status"] == 499
-    if durations.in_memory:
-        pytest.fail("nothing was retrieved, and yet")
-    ask(handler, image)
-    assert durations.in_memory
-
-
 def placed_ahead(handler: RequestHandler, store: Store) -> set[bool]:
     plan = handler._plans.of(store.open("resnet18-safetensors"))
     layouts = (planned.layout for planned in plan.layers if planned.layout is not None)

@@ -243,6 +243,23 @@ def attempt(
         return None, error.with_traceback(None)
 
 
+@each_decoupled
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_run_that_retrieved_nothing_says_nothing_of_the_page_cache(
+    pipeline: Pipeline, strategy: Strategy, *, in_memory: bool
+) -> None:
+    stage = Stage()
+
+    def fail() -> None:
+        raise Injected
+
+    for layer in WEIGHTED:
+        stage.at["chunk", layer] = fail
+    durations = durations_of(in_memory=in_memory)
+    assert isinstance(attempt(pipeline, layers_of(stage), strategy, durations)[1], Injected)
+    assert durations.in_memory == in_memory
+
+
 @pytest.fixture
 def _no_collector() -> Iterator[None]:
     """What is let go must go without the cycle collector: a mapping that waits for it lingers."""
